@@ -26,6 +26,7 @@ from grpo_operator.metrics.exposition import metrics_page
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.passes.progress_client import HttpProgress
 from grpo_operator.passes.reconcile import PassOptions
+from grpo_operator.passes.site import Judge, say_what_is_absent
 from grpo_operator.program import Program
 from grpo_operator.runtime.check import describe_lack, find_missing, lacking_fields
 from grpo_operator.runtime.cluster import Cluster
@@ -34,7 +35,7 @@ from grpo_operator.runtime.health import ended_tasks, health_page, show_standsti
 from grpo_operator.runtime.http_server import Handler, HttpServer
 from grpo_operator.runtime.leader import Leadership
 from grpo_operator.runtime.mirror import Key
-from grpo_operator.runtime.scopes import scopes
+from grpo_operator.runtime.scopes import scopes, site_kinds
 from grpo_operator.runtime.transport import Transport, configure
 from grpo_operator.runtime.watches import PAGE
 
@@ -70,6 +71,7 @@ class Options:
             network_policies=self.network_policies,
             allowed=allowed,
             requests=self.requests,
+            site=site_kinds(self.namespaces),
         )
 
 
@@ -81,6 +83,8 @@ def registry(options: Options) -> kopf.OperatorRegistry:
     kopf.on.startup(registry=handlers, backoff=START_SECONDS)(state.start)
     kopf.on.cleanup(registry=handlers)(state.stop)
     kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)(state.job_changed)
+    for kind in site_kinds(options.namespaces):
+        kopf.on.event(names.GROUP, names.VERSION, names.plural(kind), registry=handlers)(state.site_changed)
     return handlers
 
 
@@ -138,6 +142,7 @@ class _Handlers:
             self._complaints.say(missing, "waiting: %s", missing)
             await asyncio.sleep(START_SECONDS)
         absent = [kind for kind in names.OPTIONAL_KINDS if not await self._cluster.serves(kind)]
+        await say_what_is_absent(self._cluster, site_kinds(options.namespaces))
         self._missing = "the pods and other objects of jobs are not read yet"
         self._progress = HttpProgress() if options.ask_progress else None
         self._program = Program(
@@ -149,6 +154,7 @@ class _Handlers:
             self._instruments,
             options.passes(absent),
         )
+        self._judge = Judge(self._cluster, lambda: datetime.now(UTC), self._program.site_changed)
         self._program.start()
         self._spawn("standstill", show_standstill())
         self._spawn("compare the CRD", self._compare_crd())
@@ -178,6 +184,7 @@ class _Handlers:
             self._spawn("leader election", self._leadership.run())
             await self._leadership.leading.wait()
         program.begin()
+        self._spawn("judge what the site sets", self._judge.run())
 
     async def _compare_crd(self) -> None:
         """Say whenever the CRD is of an older release, whose fields alone the API server keeps."""
@@ -233,6 +240,9 @@ class _Handlers:
         assert uid is not None
         assert self._program is not None
         self._program.take_in(Key(namespace, name, uid), event)
+
+    async def site_changed(self, event: kopf.RawEvent, **_: Any) -> None:
+        self._judge.take_in(event)
 
 
 def _end_at_once() -> None:

@@ -99,6 +99,12 @@ class Program:
         if self._gate.is_set():  # else an operator that stands by would gather passes for as long as it does
             self.queue.wake(key)
 
+    def site_changed(self, namespace: str) -> None:
+        """Request passes over the jobs of a namespace, of all if it is "": what the site sets for them has changed."""
+        for key in self.mirror.job_keys():
+            if namespace in ("", key.namespace):
+                Context().run(self.wake, key)
+
     async def reconcile(self, key: Key) -> float | None:
         """Do one pass over a job, for the queue."""
         return await self._reconciler.reconcile(key)

@@ -57,6 +57,7 @@ class Reason(StrEnum):
     # Given by the operator, in conditions and events.
     VALID = "Valid"
     INVALID_SPEC = "InvalidSpec"
+    REFUSED_BY_SITE = "RefusedBySite"
     INVALID_POD_TEMPLATE = "InvalidPodTemplate"
     QUOTA_EXCEEDED = "QuotaExceeded"
     OPERATOR_FORBIDDEN = "OperatorForbidden"

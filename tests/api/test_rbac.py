@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from grpo_devcluster.controlplane import ControlPlane
+from grpo_operator.api import names
 from support.control_plane import audit, rights
 from support.control_plane.operators import Jobs, Operator, Release, install_chart, make_job, outcome
 
@@ -46,6 +47,7 @@ def test_cluster_wide_every_right_is_used_and_none_is_missing(
     kubectl("apply", "-f", "-", stdin=rights.CLASSES)
     rights.queue(jobs, everywhere=True)
     rights.recreate_unseen(jobs, control_plane)
+    rights.judge(jobs, *names.DEFAULTS_KINDS)
     rights.begin(jobs)
     with operator.down(), _running(control_plane, release, "--no-network-policies"):
         rights.lose_its_policy(jobs)
@@ -113,6 +115,7 @@ def test_two_namespaced_releases_side_by_side(
                 rights.download(mine)
                 rights.queue(mine, everywhere=False)
                 rights.recreate_unseen(mine, control_plane)
+                rights.judge(mine, "GRPODefaults")
             rights.begin(mine)
             for pod in ("other-a-0", "other-b-0"):
                 theirs.finish_pod(pod, 0, outcome(0))

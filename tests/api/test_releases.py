@@ -29,7 +29,7 @@ from support.paths import ROOT
 pytestmark = pytest.mark.api
 
 CHART = ROOT / "charts" / "grpo-operator"
-CRD = "crd/grpojobs.training.grpo.dev"
+CRDS = [f"grpo{kind}.training.grpo.dev" for kind in ("jobs", "defaults", "clusterdefaults")]
 Helm = Callable[..., str]
 
 
@@ -114,7 +114,7 @@ def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jo
     where = ("--namespace", jobs.namespace, "--set", f"watchNamespaces={{{jobs.namespace}}}")
     with operator.down():
         with pytest.raises(
-            RuntimeError, match=r'CustomResourceDefinition "grpojobs\.training\.grpo\.dev".* invalid ownership metadata'
+            RuntimeError, match=r'CustomResourceDefinition "grpo\w+\.training\.grpo\.dev".* invalid ownership metadata'
         ):
             helm("install", "mine", str(older), *where)
         helm("install", "mine", str(older), *where, "--take-ownership", "--force-conflicts")
@@ -127,7 +127,7 @@ def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jo
         helm("upgrade", "mine", str(CHART), *where)
         wait_until(lambda: _knows_suspend(jobs), "the newer CRD is served again", 30, interval=0.2)
         helm("uninstall", "mine", "--namespace", jobs.namespace)
-        assert kubectl("get", CRD, "-o", "name")
+        assert kubectl("get", "crd", *CRDS, "-o", "name")
         stays = jobs.get("grpo", "stays")
         assert (stays["metadata"]["uid"], stays["status"]["phase"]) == (uid, "Running")
         assert _pod_uids(jobs) == pods
@@ -136,8 +136,8 @@ def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jo
         "meta.helm.sh/release-name=again",
         f"meta.helm.sh/release-namespace={jobs.namespace}",
     )
-    kubectl("label", CRD, "--overwrite", labels[0])
-    kubectl("annotate", CRD, "--overwrite", *labels[1:])
+    kubectl("label", "crd", *CRDS, "--overwrite", labels[0])
+    kubectl("annotate", "crd", *CRDS, "--overwrite", *labels[1:])
     helm("install", "again", str(CHART), *where)
     assert "suspend" in jobs("explain", "grpojob.spec")
 

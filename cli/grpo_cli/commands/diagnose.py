@@ -21,9 +21,13 @@ from kubernetes.client.exceptions import ApiException
 from grpo_cli.cluster.api_errors import said_by
 from grpo_cli.cluster.job_reader import JobReader
 from grpo_cli.cluster.kube import Kube, Object
+from grpo_cli.cluster.site import read_site
 from grpo_cli.commands.redact import redact, redact_text, secrets_in
+from grpo_cli.screen.origins import queue_label
 from grpo_cli.screen.terminal import console, screen, show
 from grpo_operator.api import names
+from grpo_operator.api.site import queue_of
+from grpo_operator.api.status import read_status
 
 LOG_BYTES = 5 << 20
 """Bytes of one container's log, from its end."""
@@ -86,12 +90,13 @@ def collect(kube: Kube, job: Object, into: Collection) -> None:
     into.add("job.yaml", lambda: job)
     into.add("status.txt", lambda: _status(kube, name))
     is_gang = (job["spec"].get("scheduling") or {}).get("gang") is not None
-    is_queued = names.LABEL_QUEUE in (job["metadata"].get("labels") or {})
+    is_queued = queue_of(queue_label(job), read_status(job.get("status")).site or {}) != ""
     downloads = (job["spec"].get("cache") or {}).get("prefetch")
     optional = {names.GANG_KIND: is_gang, names.QUEUE_KIND: is_queued, "Job": downloads}
     for kind in (*names.CHILD_KINDS, *(kind for kind, is_used in optional.items() if is_used)):
         into.add(f"children/{kind}.yaml", partial(kube.listed, kind, selector))
     pods = into.add("children/Pod.yaml", lambda: kube.listed("Pod", selector)) or []
+    into.add("site.yaml", lambda: read_site(kube)[0])
     into.add("claims.yaml", lambda: kube.listed("PersistentVolumeClaim"))
     into.add("events.txt", lambda: _events(kube.listed("Event"), name))
     used = {pod["spec"].get("nodeName") for pod in pods}

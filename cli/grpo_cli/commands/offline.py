@@ -1,4 +1,6 @@
-"""Commands on a job's manifest that need no cluster. They import what they need when they run."""
+"""Commands on a job's manifest that need no cluster, but for `render --cluster`. They import what they need when they
+run.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,19 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from grpo_cli.documents.manifest import JobDocument
+    from grpo_operator.layout.topology import Job
     from grpo_spec.reports import Progress
 
 
 @click.command()
 @click.argument("manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--namespace", default="default", show_default=True, help="Namespace if the manifest names none.")
+@click.option(
+    "-n", "--namespace", help="Namespace if the manifest names none; default: default, with --cluster the context's."
+)
+@click.option("--cluster", is_flag=True, help="With what the site sets in the cluster, and where each value is from.")
+@click.option("--kubeconfig", type=click.Path(), help="With --cluster. Default: KUBECONFIG, else ~/.kube/config.")
+@click.option("--context", help="With --cluster: context of the kubeconfig; default: its current one.")
 @click.option(
     "--show",
     type=click.Choice(["all", "ranks", "configs", "manifests"]),
@@ -25,7 +34,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="What to print.",
 )
-def render(manifest: Path, namespace: str, show: str) -> None:
+def render(
+    manifest: Path, namespace: str | None, cluster: bool, kubeconfig: str | None, context: str | None, show: str
+) -> None:
     """Print what the job becomes.
 
     That is every rank and engine, the configurations of DeepSpeed and accelerate, and the objects of the cluster. All
@@ -40,7 +51,11 @@ def render(manifest: Path, namespace: str, show: str) -> None:
     from grpo_operator.layout.topology import plan_topology
     from grpo_spec.deepspeed_config import accelerate_config, deepspeed_config
 
-    job = load_job(manifest).job(namespace)
+    document = load_job(manifest)
+    if cluster:
+        job = _with_site(document, namespace, kubeconfig, context)
+    else:
+        job = document.job(namespace or "default")
     topology = plan_topology(job)
     contract = make_contract(job, topology, 0)
     if show in ("all", "ranks"):
@@ -56,6 +71,23 @@ def render(manifest: Path, namespace: str, show: str) -> None:
         )
     if show in ("all", "manifests"):
         print(yaml.safe_dump_all(manifests(job, topology, 0), sort_keys=False), end="")
+
+
+def _with_site(document: JobDocument, namespace: str | None, kubeconfig: str | None, context: str | None) -> Job:
+    """Return the job with what its site sets, and print where that is from."""
+    from grpo_cli.cluster.api_errors import explained
+    from grpo_cli.cluster.kube import connect
+    from grpo_cli.cluster.site import read_site
+    from grpo_cli.screen.origins import origin_lines
+
+    raw = document.document
+    with explained():
+        kube = connect(kubeconfig, context, raw["metadata"].get("namespace", namespace))
+        layers, hidden = read_site(kube)
+    lines = origin_lines(raw, layers) or ["nothing"]
+    lines += [f"not known: {kind}, which you may not read" for kind in hidden]
+    _comment(f"what the site sets for jobs of {kube.namespace}", "\n".join(lines))
+    return document.job(kube.namespace, layers)
 
 
 def _comment(title: str, text: str) -> None:

@@ -13,10 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_cli.documents.yaml_values import read_yaml
 from grpo_cli.errors import CliError, Exit
+from grpo_cli.screen.origins import queue_label
 from grpo_operator.api import names
 from grpo_operator.api.faults import explain
 from grpo_operator.api.pod_requests import PodRequests
+from grpo_operator.api.site import Layers
 from grpo_operator.api.spec import GRPOJobSpec, read_written
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.api.strict import read_strictly
 from grpo_operator.layout.topology import Job
 from grpo_spec.schema import LabelKey
@@ -44,14 +48,23 @@ class JobDocument:
         """Name of the job."""
         return str(self.document["metadata"]["name"])
 
-    def job(self, namespace: str) -> Job:
-        """Return the job as the operator would read it from a cluster; `namespace` if the document names none."""
+    def job(self, namespace: str, layers: Layers | None = None) -> Job:
+        """Return the job as the operator would read it from a cluster where the site sets `layers`.
+
+        `namespace` if the document names none. Raises InvalidManifest if the site refuses the job.
+        """
+        spec = self.spec
+        if layers:
+            stored = read_spec(self.document["spec"], GRPOJobStatus(), layers, queue_label(self.document))
+            if stored.refused is not None:
+                raise InvalidManifest(f"job {self.name}: {stored.refused}")
+            spec = stored.spec
         return Job(
             namespace=self.document["metadata"].get("namespace", namespace),
             name=self.name,
             uid=str(uuid.uuid4()),
             generation=1,
-            spec=self.spec,
+            spec=spec,
             requests=PodRequests(),
         )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from grpo_operator.api.usage_status import PARTS, Usage
 
 
-def describe_usage(usage: Usage | None) -> str:
-    """Return how long the job has held GPUs and what for, empty if it has held none."""
+def describe_usage(usage: Usage | None, price: tuple[float, str] | None = None) -> str:
+    """Return how long the job has held GPUs and what for, empty if it has held none. `price`: of a GPU hour."""
     held = usage.gpu_seconds.get("held", 0) if usage else 0
     if usage is None or not held:
         return ""
     shares = {use: usage.gpu_seconds.get(use, 0) / held for use in PARTS}
     parts = ", ".join(f"{share:.0%} {use}" for use, share in shares.items() if share >= 0.005)
     hours = f"{held / 3600:,.1f} GPU hours" if held >= 3600 else f"{held / 60:,.0f} GPU minutes"
-    return f"{hours}: {parts}"
+    cost = f" for {held / 3600 * price[0]:,.2f} {price[1]}" if price else ""
+    return f"{hours}{cost}: {parts}"

@@ -49,6 +49,8 @@ CURES = {
     "raise cache.prefetchDeadlineSeconds",
     "DeadlineExceeded": "raise spec.activeDeadlineSeconds in the next run; storage.resumeFrom takes the checkpoint",
     "StartupDeadlineExceeded": "fix what kept the pods from starting, or raise spec.startupDeadlineSeconds",
+    "RefusedBySite": "set the value that the message names, or leave the field out; if the object is wrong, "
+    "ask whoever runs the cluster",
     "InvalidSpec": "fix the field and submit again: the job then starts",
     "InvalidPodTemplate": "fix spec.podTemplate and submit again: the job then starts",
     "QuotaExceeded": "raise the namespace's ResourceQuota, or delete what uses it: the job then starts",

@@ -78,8 +78,9 @@ def screen(view: JobView) -> RenderableType:
             rows.add_row(label, content)
     if view.training and view.training.advice:
         rows.add_row("advice", Text(view.training.advice))
-    if view.bill:
-        rows.add_row("held", view.bill)
+    for label, text in (("held", view.bill), ("site sets", view.site)):
+        if text:
+            rows.add_row(label, Text(text))
     if view.warning:
         rows.add_row("warning", Text(view.warning, style="yellow"))
     if view.doing and not view.rank_phases:

@@ -11,10 +11,12 @@ from grpo_cli.screen import words
 from grpo_cli.screen.bill import describe_usage
 from grpo_cli.screen.cures import CURES
 from grpo_cli.screen.events import Happening, newest
+from grpo_cli.screen.origins import describe_site
 from grpo_cli.screen.pods import PodTrouble, leftovers, troubles
 from grpo_cli.screen.training import LauncherReport, Training, read_training
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
+from grpo_operator.api.site import price_of
 from grpo_operator.api.status import Failure, GroupStatus, GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.conditions import find, holds, is_terminal, rests
@@ -50,6 +52,7 @@ class JobView:
     doing: str  # phase of rank 0
     training: Training | None
     bill: str  # how long it has held GPUs, and what for
+    site: str  # what its site has set
     warning: str  # what is wrong with the last steps, and what to look at
     failure: Failure | None
     failure_seconds: float
@@ -102,7 +105,8 @@ def make_view(
         doing=report.progress.phase if report.progress and phase == "Running" else "",
         warning=_warning(status),
         training=read_training(job, status, report, is_running=phase == "Running"),
-        bill=describe_usage(status.usage),
+        bill=describe_usage(status.usage, price_of(status.site or {})),
+        site=describe_site(job),
         failure=failure,
         failure_seconds=words.since(failure.time, now) or 0.0 if failure else 0.0,
         events=newest(events, metadata["name"], now),

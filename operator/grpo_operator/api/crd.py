@@ -1,8 +1,7 @@
-"""Generate the CRD, docs/fields.md and docs/defaults.txt: `python -m grpo_operator.api.crd [--check]`.
+"""Generate the CRDs, docs/fields.md and docs/defaults.txt: `python -m grpo_operator.api.crd [--check]`.
 
-The schema is structural (OpenAPI v3 as apiextensions/v1 requires): references are inlined, null is removed (an unset
-field is absent), exclusive bounds are booleans, free-form objects are marked as such. Pages show every default; the CRD
-itself has none for the spec (user_schema.py).
+Pages show every default; the CRD of GRPOJobs itself has none for the spec (user_schema.py). Those of what a site sets
+are in site_crds.py.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import yaml
@@ -19,17 +17,15 @@ import yaml
 from grpo_operator.api import names, reference_page
 from grpo_operator.api.job_rules import NAME_RULES, change_rules
 from grpo_operator.api.root_rules import RULES, skipped_by_the_status
+from grpo_operator.api.site_crds import site_crds
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.structural import Schema, remove_defaults, structural
 from grpo_operator.api.user_schema import without_defaults
 
-Schema = dict[str, Any]
-
 _ROOT = Path(__file__).parents[3]
-TARGETS = (
-    _ROOT / "crds" / "grpojobs.training.grpo.dev.yaml",
-    _ROOT / "charts" / "grpo-operator" / "files" / "grpojobs.training.grpo.dev.yaml",
-)
+FOLDERS = (_ROOT / "crds", _ROOT / "charts" / "grpo-operator" / "files")
+"""Each has all CRDs, a file for each, with its name."""
 FIELDS_PAGE = _ROOT / "docs" / "fields.md"
 DEFAULTS_PAGE = _ROOT / "docs" / "defaults.txt"
 
@@ -57,72 +53,6 @@ _COLUMNS = (
 )
 
 
-def structural(model: type[GRPOJobSpec] | type[GRPOJobStatus]) -> Schema:
-    """Return the structural schema of a model."""
-    schema = model.model_json_schema(by_alias=True, mode="validation")
-    definitions = schema.pop("$defs", {})
-    result = _convert(schema, definitions)
-    assert isinstance(result, dict)
-    return result
-
-
-def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    node = dict(node)
-    # Only looked up here, and converted once: what is converted no longer says which sections are a choice.
-    while "$ref" in node or "anyOf" in node:
-        if "$ref" in node:
-            target = definitions[node.pop("$ref").removeprefix("#/$defs/")]
-        else:
-            target, *others = [option for option in node.pop("anyOf") if option.get("type") != "null"]
-            assert not others, f"a union that a CRD cannot express: {[target, *others]}"
-        node = {**target, **node}
-    out: Schema = {}
-    for key, value in node.items():
-        match key:
-            case "title" | "propertyNames" | "additionalProperties" | "properties" | "items" | "const":
-                continue
-            # A list that is empty by default stays unset: merging distinguishes an empty list from none.
-            case "default" if value is None or value == []:
-                continue
-            case "exclusiveMinimum" | "exclusiveMaximum" if not isinstance(value, bool):
-                out[key.replace("exclusiveM", "m")] = value
-                out[key] = True
-            case _:
-                out[key] = value
-    if "const" in node:
-        out["enum"] = [node["const"]]
-    if out.get("type") == "integer":
-        out["format"] = "int64"
-    if "properties" in node:
-        out["properties"] = {
-            name: _property(name, child, node, definitions) for name, child in node["properties"].items()
-        }
-    elif out.get("type") == "object":
-        values = (
-            _convert(node["additionalProperties"], definitions)
-            if isinstance(node.get("additionalProperties"), dict)
-            else {}
-        )
-        if "type" in values:
-            out["additionalProperties"] = values
-        else:
-            out["x-kubernetes-preserve-unknown-fields"] = True
-    if "items" in node:
-        out["items"] = _convert(node["items"], definitions)
-    return out
-
-
-def _property(name: str, child: Schema, parent: Schema, definitions: dict[str, Schema]) -> Schema:
-    schema = _convert(child, definitions)
-    optional_object = schema.get("type") == "object" and "properties" in schema and "required" not in schema
-    is_choice = "anyOf" in child
-    if optional_object and not is_choice and name not in parent.get("required", []) and "default" not in schema:
-        default = {key: value["default"] for key, value in schema["properties"].items() if "default" in value}
-        if default:
-            schema["default"] = default
-    return schema
-
-
 def whole_schema() -> Schema:
     """Return the schema of a GRPOJob, in which the rules of each section are where the section is."""
     spec, status = structural(GRPOJobSpec), structural(GRPOJobStatus)
@@ -137,7 +67,7 @@ def whole_schema() -> Schema:
             "metadata": {"type": "object"},
             "spec": spec,
             # Until the operator has seen a job, its status says so: without it, kstatus takes a new job for done.
-            "status": _without_defaults(status) | {"default": {"observedGeneration": 0}, **_ATOMICALLY},
+            "status": remove_defaults(status) | {"default": {"observedGeneration": 0}, **_ATOMICALLY},
         },
         RULES: [*NAME_RULES, *change_rules(spec)],
     }
@@ -188,17 +118,20 @@ def crd() -> Schema:
     }
 
 
-def _without_defaults(node: Any) -> Any:
-    """Remove all defaults: the operator writes the whole status; a default would be a state that nobody observed."""
-    if isinstance(node, dict):
-        return {key: _without_defaults(value) for key, value in node.items() if key != "default"}
-    return [_without_defaults(item) for item in node] if isinstance(node, list) else node
-
-
 def render() -> str:
-    """Return the CRD as YAML."""
-    header = "# Generated by `make crds` from operator/grpo_operator/api/spec.py. Do not edit.\n"
-    return header + yaml.safe_dump(crd(), sort_keys=False, width=120)
+    """Return the CRD of GRPOJobs as YAML."""
+    return _as_yaml(crd(), "spec.py")
+
+
+def _as_yaml(one: Schema, source: str) -> str:
+    header = f"# Generated by `make crds` from operator/grpo_operator/api/{source}. Do not edit.\n"
+    return header + yaml.safe_dump(one, sort_keys=False, width=120)
+
+
+def files() -> dict[str, str]:
+    """Return the files of all CRDs by name."""
+    others = {one["metadata"]["name"]: _as_yaml(one, "site_crds.py") for one in site_crds()}
+    return {f"{name}.yaml": text for name, text in ({f"{names.PLURAL}.{names.GROUP}": render()} | others).items()}
 
 
 def default_lines(section: Schema, path: str = "") -> Iterator[str]:
@@ -214,10 +147,9 @@ def default_lines(section: Schema, path: str = "") -> Iterator[str]:
 @click.command()
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 when a file differs from the models.")
 def main(check: bool) -> None:
-    """Write the CRD to crds/ and the chart, and its fields and their defaults to docs/."""
-    text = render()
+    """Write the CRDs to crds/ and the chart, and the fields of GRPOJobs and their defaults to docs/."""
     schema = whole_schema()
-    texts = {path: text for path in TARGETS} | {
+    texts = {folder / name: text for name, text in files().items() for folder in FOLDERS} | {
         FIELDS_PAGE: reference_page.render(schema),
         DEFAULTS_PAGE: "".join(f"{line}\n" for line in default_lines(schema["properties"]["spec"])),
     }

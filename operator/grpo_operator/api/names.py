@@ -12,6 +12,11 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "GRPOJob"
 PLURAL = "grpojobs"
 
+DEFAULTS_KINDS = ("GRPOClusterDefaults", "GRPODefaults")
+"""Kinds of what a site sets for its jobs: in the whole cluster, and in a namespace."""
+DEFAULTS_NAME = "default"
+"""Name of the one object of each that counts."""
+
 MANAGER = "grpo-operator"
 """Field manager of server-side apply, and value of `app.kubernetes.io/managed-by`."""
 
@@ -35,6 +40,8 @@ ROLE_DOWNLOAD = "download"
 
 PATHS = {
     KIND: f"/apis/{API_VERSION}/namespaces/{{}}/{PLURAL}",
+    "GRPOClusterDefaults": f"/apis/{API_VERSION}/grpoclusterdefaults",
+    "GRPODefaults": f"/apis/{API_VERSION}/namespaces/{{}}/grpodefaults",
     "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
     "Service": "/api/v1/namespaces/{}/services",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
@@ -89,7 +96,13 @@ NAME_FORM = "metadata.name must start with a letter and contain only a-z, 0-9 an
 
 def api_version(kind: str, paths: Mapping[str, str] = PATHS) -> str:
     """Return the apiVersion of a kind: "apps/v1"."""
-    return paths[kind].removeprefix("/apis/").removeprefix("/api/").partition("/namespaces/")[0]
+    path = paths[kind].removeprefix("/apis/").removeprefix("/api/")
+    return (path.partition("/namespaces/") if "/namespaces/" in path else path.rpartition("/"))[0]
+
+
+def plural(kind: str) -> str:
+    """Return the name of a kind in paths: "statefulsets"."""
+    return PATHS[kind].rpartition("/")[2]
 
 
 class Role(StrEnum):

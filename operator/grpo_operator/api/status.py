@@ -201,6 +201,11 @@ class GRPOJobStatus(StatusSection):
         description="The value of each field that the spec does not set, in its shape: the default when an attempt "
         "first used it. Later attempts keep it, whatever the defaults of a newer release.",
     )
+    site: dict[str, JsonValue] | None = Field(
+        None,
+        description="What GRPOClusterDefaults and GRPODefaults set when the job was accepted, by kind; its attempts "
+        "keep it.",
+    )
     pod_requests: PodRequests | None = Field(
         None,
         description="What pods request of cpu and memory where podTemplate does not say: the operator's settings when "

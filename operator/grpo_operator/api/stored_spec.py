@@ -6,7 +6,7 @@ A spec that an operator only partly understands must not leave a running attempt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,18 +14,11 @@ from pydantic import ValidationError
 from grpo_operator.api.defaults import with_defaults
 from grpo_operator.api.faults import UNKNOWN, explain, path_of
 from grpo_operator.api.names import Role
+from grpo_operator.api.site import REQUIRED, Layers, describe, find_refusal, merged
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_spec import lenient
 from grpo_spec.schema import WITHOUT_RULES
-
-_REQUIRED = {
-    "model": {"name": "unknown"},
-    "dataset": {"name": "unknown"},
-    "rewards": [{"name": "unknown", "accuracy": {}}],
-    "trainer": {"groups": [{"name": "unknown", "gpus": 1}]},
-}
-"""Stands in for the fields without a default, in a spec that is never built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +33,29 @@ class StoredSpec:
     ignored: tuple[str, ...] = ()
     """Fields that this release does not have, as paths."""
 
+    refused: str | None = None
+    """What its site has against it: with that, no attempt may begin."""
 
-def read_spec(raw: Any, status: GRPOJobStatus) -> StoredSpec:
-    """Read a stored spec. Never raises.
+
+def read_spec(raw: Any, status: GRPOJobStatus, layers: Layers | None = None, label: str = "") -> StoredSpec:
+    """Read a stored spec, with the layers of the job's site: those that it began with, unless others are given. Never
+    raises. `label`: the queue that the job names.
 
     Unknown fields and nulls are ignored. A job that has begun may break rules, which a newer release may have: most of
     its sections cannot change any more. It keeps the defaults that it began with. If something else is wrong, the pods
     are those that the status shows, and every other section takes over what can be read.
     """
+    layers = (status.site or {}) if layers is None else layers
+    if not (layers and isinstance(raw, Mapping)):
+        return _read(raw, status)
+    refused = find_refusal(raw, label, layers)
+    if (read := _read(merged(raw, layers), status)).fault is None:
+        return replace(read, refused=refused)
+    alone = _read(raw, status)
+    return alone if alone.fault else replace(alone, refused=refused or f"with {describe(layers)}: {read.fault}")
+
+
+def _read(raw: Any, status: GRPOJobStatus) -> StoredSpec:
     raw = with_defaults(GRPOJobSpec, raw, status.defaults)
     try:
         return StoredSpec(spec=GRPOJobSpec.model_validate(raw))
@@ -61,7 +69,7 @@ def read_spec(raw: Any, status: GRPOJobStatus) -> StoredSpec:
     except ValidationError as error:
         wrong = explain(error, GRPOJobSpec)
     sections = {**known, **_running(status)} if isinstance(known, Mapping) else _running(status)
-    return StoredSpec(spec=lenient.read(GRPOJobSpec, sections, _REQUIRED), fault=wrong, ignored=ignored)
+    return StoredSpec(spec=lenient.read(GRPOJobSpec, sections, REQUIRED), fault=wrong, ignored=ignored)
 
 
 def _running(status: GRPOJobStatus) -> dict[str, Any]:

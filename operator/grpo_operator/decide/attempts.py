@@ -56,6 +56,7 @@ def begin(draft: Draft, topology: Topology) -> None:
         avoid_nodes=tuple(node for node in status.avoid_nodes if seconds_between(draft.now, node.until) > 0),
         admission=draft.job.admission,
         defaults=together(status.defaults, used_defaults(draft.job.spec)),
+        site=dict(draft.job.site) or None,
         pod_requests=draft.job.requests,
     )
     for kind, reason in (
@@ -78,7 +79,9 @@ def accept(draft: Draft, topology: Topology) -> None:
 def wait_for_first(draft: Draft, topology: Topology, reason: Reason, why: str) -> None:
     """Accept the spec, and say what the first attempt waits for."""
     accept(draft, topology)
-    draft.update(pod_requests=draft.job.requests)  # what a queue admits stays what it is
+    draft.update(
+        site=dict(draft.job.site) or None, pod_requests=draft.job.requests
+    )  # what a queue admits stays what it is
     draft.set(Condition.SCHEDULED, False, reason, why)
     draft.clear(Condition.SUSPENDED, Reason.RESUMED, why)
 

@@ -42,6 +42,7 @@ class StatusFields(TypedDict, total=False):
     restarts: Restarts
     recent_restarts: RecentRestarts | None
     defaults: dict[str, JsonValue] | None
+    site: dict[str, JsonValue] | None
     pod_requests: PodRequests | None
     micro_batch_halvings: int
     next_restart_time: Time | None

@@ -45,8 +45,8 @@ def seconds_to_next(
     deadline = job.spec.active_deadline_seconds
     left = None if deadline is None else max(0.2, deadline - lifecycle.active_seconds(status, now))
     if refused is not None:
-        # Only a change of the spec mends it, but the clock of a job that has run goes on.
-        most = None if refused == Reason.INVALID_SPEC else max(_retry_seconds(status, now), least)
+        # Only a change of the spec mends it, or of its site; but the clock of a job that has run goes on.
+        most = None if refused == Reason.INVALID_SPEC and not job.site else max(_retry_seconds(status, now), least)
         return most if left is None or status.active_since is None else min(most or left, left)
     if rests(status):
         return None if holds(status, Condition.SUSPENDED) else CALM_SECONDS

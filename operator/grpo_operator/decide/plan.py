@@ -102,8 +102,11 @@ def plan(
         return _after_the_end(job, topology, status, observed, now)
     draft = Draft(status, job, now)
     begins = attempts.is_about_to_begin(job, status, observed, now)
-    if job.fault is not None and (begins or status.attempt is None):
-        obstacle = Obstacle(Reason.INVALID_SPEC, job.fault)
+    if begins or status.attempt is None:
+        if job.fault is not None:
+            obstacle = Obstacle(Reason.INVALID_SPEC, job.fault)
+        elif job.refused is not None:
+            obstacle = Obstacle(Reason.REFUSED_BY_SITE, job.refused)
     if status.attempt is not None:
         record(draft, topology, observed, reports)
     if status.attempt is not None and is_finished(draft.status, topology):

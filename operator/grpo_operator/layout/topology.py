@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from grpo_operator.api.names import Role
 from grpo_operator.api.placement_status import Admission
 from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.pod_template import GpuGroup, PodGroup
+from grpo_operator.api.site import Layers
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_spec.contract import Engine, JobRef, Member, TransferGroup
 
@@ -38,6 +39,8 @@ class Job:
     generation: int
     spec: GRPOJobSpec
     fault: str | None = None  # what is wrong with the spec: nothing may be built from it
+    site: Layers = field(default_factory=dict)  # what its site sets, which is in `spec`
+    refused: str | None = None  # what its site has against it: no attempt may begin
     ignored: tuple[str, ...] = ()  # fields of the stored spec that this release does not have
     micro_batch_halvings: int = 0  # as in the status
     queue: Queue | None = None

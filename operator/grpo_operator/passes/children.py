@@ -17,7 +17,6 @@ from grpo_operator.layout.topology import Job, Topology
 from grpo_operator.passes.jobs import Jobs
 from grpo_operator.runtime.applied import Applied, contains
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.errors import LeftoverError
 from grpo_operator.runtime.mirror import Key
 from grpo_operator.runtime.transport import Object
 
@@ -163,7 +162,7 @@ class ChildApplier:
     async def _apply(self, manifest: Object, there: Child | None) -> None:
         with error_note(f"applying {manifest['kind']} {manifest['metadata']['name']}"):
             if there is None:
-                answer, is_new = await self._find_or_create(manifest)
+                answer, is_new = await self._cluster.find_or_create(manifest)
                 # What is new is what the API server makes of the manifest. The mirror may not have shown the other.
                 if not (is_new or self._applied.is_in_force(manifest, answer)):
                     there = read_child(manifest["kind"], answer)
@@ -173,20 +172,6 @@ class ChildApplier:
                 answer = await self._cluster.apply(manifest, there.uid, was_applied=there.was_applied)
         self._applied.remember(manifest, answer)
         self._seen(answer)
-
-    async def _find_or_create(self, manifest: Object) -> tuple[Object, bool]:
-        """Create an object as the cluster does. What an earlier job of the name left, whose labels others took away so
-        that no pass has seen it, is deleted, and the pass is repeated.
-        """
-        try:
-            return await self._cluster.find_or_create(manifest)
-        except LeftoverError as error:
-            metadata = manifest["metadata"]
-            (owner,) = metadata["ownerReferences"]
-            job = await self._cluster.get(names.KIND, metadata["namespace"], owner["name"])
-            if job is not None and job["metadata"]["uid"] == owner["uid"]:  # else it may be a later job's
-                await self._cluster.delete(manifest["kind"], metadata["namespace"], metadata["name"], error.uid)
-            raise
 
 
 def _shared(manifest: Object) -> bool:

@@ -41,10 +41,10 @@ class Round:
 class Understood:
     """A spec as read, the job that has it, and where its ranks and engines run.
 
-    `basis`: the stored spec, and the defaults that the status keeps.
+    `basis`: the stored spec, the defaults that the status keeps, what the site sets, and the queue that the job names.
     """
 
-    basis: tuple[Any, Any]
+    basis: tuple[Any, ...]
     stored: StoredSpec
     job: Job
     topology: Topology

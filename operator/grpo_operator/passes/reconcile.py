@@ -41,7 +41,8 @@ from grpo_operator.passes.launchers import Launchers
 from grpo_operator.passes.pass_log import log_conflict, log_pass, log_quiet
 from grpo_operator.passes.preflight import find_obstacle
 from grpo_operator.passes.quiet import QuietJobs
-from grpo_operator.passes.snapshot import Snapshot, SnapshotReader, children, is_ours, read_job
+from grpo_operator.passes.read_job import read_job
+from grpo_operator.passes.snapshot import Snapshot, SnapshotReader, children, is_ours
 from grpo_operator.runtime.applied import Applied
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ObstacleError, is_temporary, reason_of
@@ -62,12 +63,14 @@ class PassOptions:
 
     `read_nodes`: whether the nodes of silent pods are read. `network_policies`: whether jobs get a NetworkPolicy; if
     not, existing ones are deleted. `allowed`: what podTemplate may hold. `requests`: what pods of new jobs request.
+    `site`: the kinds of what a site sets that hold for new jobs.
     """
 
     read_nodes: bool = True
     network_policies: bool = True
     allowed: Allowed = field(default_factory=Allowed)
     requests: PodRequests = field(default_factory=PodRequests)
+    site: tuple[str, ...] = ()
 
 
 class Reconciler:
@@ -86,7 +89,7 @@ class Reconciler:
         self._cluster, self._mirror, self._launchers = cluster, mirror, launchers
         self._jobs, self._clock, self._instruments = jobs, clock, instruments
         self._snapshots = SnapshotReader(
-            cluster, mirror, jobs, read_nodes=options.read_nodes, requests=options.requests
+            cluster, mirror, jobs, read_nodes=options.read_nodes, requests=options.requests, site=options.site
         )
         self._options, self._quiet = options, QuietJobs(jobs, mirror, launchers)
         applied = Applied()

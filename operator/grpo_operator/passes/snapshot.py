@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from grpo_operator.api import names
 from grpo_operator.api.pod_requests import PodRequests
+from grpo_operator.api.site import Layers
 from grpo_operator.api.status import GRPOJobStatus, read_status
-from grpo_operator.api.stored_spec import StoredSpec, read_spec
+from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.objects import controller_of, owner_of
@@ -23,16 +25,17 @@ from grpo_operator.decide.observe import (
     read_pods,
 )
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.layout.topology import Job, Queue, Topology, plan_topology
+from grpo_operator.layout.topology import Job, Topology, plan_topology
 from grpo_operator.passes.absent import AbsentPods
 from grpo_operator.passes.children import error_note
 from grpo_operator.passes.jobs import Jobs, Understood
 from grpo_operator.passes.kueue import read_granted
+from grpo_operator.passes.read_job import queue_label, read_job
+from grpo_operator.passes.site import read_layers
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ForbiddenError, ObstacleError
 from grpo_operator.runtime.mirror import Key, Mirror
 from grpo_operator.runtime.transport import Object
-from grpo_spec.lenient import mapping, text
 
 NODE_SECONDS = 2.0
 """Seconds for which passes that plan from the mirror share what was read of a node."""
@@ -53,14 +56,22 @@ class Snapshot:
 class SnapshotReader:
     """Reads snapshots of jobs.
 
-    `read_nodes`: whether the nodes of silent pods are read. `requests`: what pods of new jobs request.
+    `read_nodes`: whether the nodes of silent pods are read. `requests`: what pods of new jobs request. `site`: the
+    kinds of what a site sets that hold for new jobs.
     """
 
     def __init__(
-        self, cluster: Cluster, mirror: Mirror, jobs: Jobs, *, read_nodes: bool, requests: PodRequests | None = None
+        self,
+        cluster: Cluster,
+        mirror: Mirror,
+        jobs: Jobs,
+        *,
+        read_nodes: bool,
+        requests: PodRequests | None = None,
+        site: Sequence[str] = (),
     ) -> None:
         self._cluster, self._mirror, self._jobs, self._read_nodes = cluster, mirror, jobs, read_nodes
-        self._requests = requests
+        self._requests, self._site = requests, site
         self._nodes: dict[str, tuple[float, Object | None]] = {}
         self._absent = AbsentPods(cluster, jobs)
 
@@ -101,8 +112,9 @@ class SnapshotReader:
         self, key: Key, raw: Object, pods: list[tuple[str, ObservedPod]], now: str, age: float
     ) -> Snapshot:
         status = read_status(raw.get("status"))
+        layers = await self._layers(key, status)
         with error_note("reading the spec"):
-            job, topology = self._understand(key, raw, status)
+            job, topology = self._understand(key, raw, status, layers)
         if not is_terminal(status):
             self._check_lists(job, status)
         observed = await self._observe(key, status, pods, now, age)
@@ -120,14 +132,21 @@ class SnapshotReader:
                 with error_note(f"reading the job's {kind}"):
                     raise ObstacleError(scope.obstacle.reason, str(scope.obstacle))
 
-    def _understand(self, key: Key, raw: Object, status: GRPOJobStatus) -> tuple[Job, Topology]:
+    async def _layers(self, key: Key, status: GRPOJobStatus) -> Layers:
+        """Return what the site sets for the job: as it is now, until the job has begun or waits for its turn."""
+        if status.attempt is not None or status.pod_requests is not None or is_terminal(status):
+            return status.site or {}
+        with error_note("reading what the site sets"):
+            return await read_layers(self._cluster, self._site, key.namespace)
+
+    def _understand(self, key: Key, raw: Object, status: GRPOJobStatus, layers: Layers) -> tuple[Job, Topology]:
         old = self._jobs.of(key).understood
-        basis = raw["spec"], status.defaults
+        basis = raw["spec"], status.defaults, layers, queue_label(raw)
         if old is not None and old.stored.fault is None and old.basis == basis:
             stored = old.stored
         else:
-            stored = read_spec(raw["spec"], status)  # at fault: the status stands in
-        job = read_job(key, raw, status, stored, self._requests)
+            stored = read_spec(raw["spec"], status, layers, queue_label(raw))  # at fault: the status stands in
+        job = read_job(key, raw, status, stored, self._requests, layers)
         topology = old.topology if old is not None and job == old.job else plan_topology(job)
         self._jobs.understand(key, Understood(basis, stored, job, topology))
         return job, topology
@@ -206,32 +225,3 @@ def is_ours(raw: Object) -> bool:
     """Whether this operator acts on the job: it is not being deleted, and no other controller manages it."""
     manager = raw["spec"].get("managedBy") or names.CONTROLLER
     return "deletionTimestamp" not in raw["metadata"] and manager == names.CONTROLLER
-
-
-def read_job(
-    key: Key,
-    raw: Object,
-    status: GRPOJobStatus,
-    stored: StoredSpec | None = None,
-    requests: PodRequests | None = None,
-) -> Job:
-    """Return a job as the operator understands it.
-
-    `stored` is its spec if that was read before, `requests` what its pods request unless it has begun with others.
-    """
-    stored = stored or read_spec(raw["spec"], status)
-    labels = mapping(raw["metadata"].get("labels"))
-    queue = text(labels.get(names.LABEL_QUEUE))
-    return Job(
-        namespace=key.namespace,
-        name=key.name,
-        uid=key.uid,
-        generation=raw["metadata"]["generation"],
-        spec=stored.spec,
-        fault=stored.fault,
-        ignored=stored.ignored,
-        micro_batch_halvings=status.micro_batch_halvings,
-        queue=Queue(queue, text(labels.get(names.LABEL_QUEUE_PRIORITY)) or None) if queue else None,
-        admission=status.admission,
-        requests=status.pod_requests or (requests if status.attempt is None else None),
-    )

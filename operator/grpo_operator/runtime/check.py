@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import aiohttp
@@ -16,7 +16,7 @@ from grpo_operator.api.crd import crd
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ForbiddenError, expected
-from grpo_operator.runtime.scopes import scopes
+from grpo_operator.runtime.scopes import scopes, site_kinds
 from grpo_operator.runtime.transport import Transport, configure
 
 Schema = dict[str, Any]
@@ -40,7 +40,7 @@ def missing_fields(served: Schema) -> list[str]:
     return [path for path in fields(own) if path not in known]
 
 
-async def find_missing(cluster: Cluster, namespaces: Iterable[str]) -> str | None:
+async def find_missing(cluster: Cluster, namespaces: Collection[str]) -> str | None:
     """Return what an operator of these namespaces (of all, if there are none) lacks to begin, in one line with what to
     do, or None. What passes need beyond that, they say themselves.
     """
@@ -48,7 +48,8 @@ async def find_missing(cluster: Cluster, namespaces: Iterable[str]) -> str | Non
     try:
         if not await cluster.serves(names.KIND):
             return f"the cluster has no CRD {names.PLURAL}.{names.GROUP}: kubectl apply --server-side -f crds/"
-        for scope in scopes(namespaces, (names.KIND, *names.WATCHED_KINDS)):
+        site = [kind for kind in site_kinds(namespaces) if await cluster.serves(kind)]
+        for scope in scopes(namespaces, (names.KIND, *names.WATCHED_KINDS, *site)):
             try:
                 await cluster.page(scope.kind, scope.namespace, "", 1, "")
             except ForbiddenError as error:

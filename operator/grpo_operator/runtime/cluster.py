@@ -11,7 +11,15 @@ from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_operator.api import names
 from grpo_operator.runtime.complaints import Complaints
-from grpo_operator.runtime.errors import ConflictError, Expected, ForbiddenError, expected, reason_of, refusal
+from grpo_operator.runtime.errors import (
+    ConflictError,
+    Expected,
+    ForbiddenError,
+    LeftoverError,
+    expected,
+    reason_of,
+    refusal,
+)
 from grpo_operator.runtime.ownership import check_owner, noted_as_applied
 from grpo_operator.runtime.transport import Object, Transport
 from grpo_spec.lenient import clip
@@ -152,12 +160,23 @@ class Cluster:
     async def check_owner(self, manifest: Object) -> Object | None:
         """Return the object of the manifest's name if it exists. Raises ForeignError if it has another controller or
         none.
+
+        What an earlier job of the name left, and no pass has seen since others took its labels away, is deleted;
+        LeftoverError says so.
         """
-        metadata = manifest["metadata"]
-        live = await self.find(manifest["kind"], metadata["namespace"], metadata["name"])
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        live = await self.find(kind, namespace, name)
         if live is None:
             return None
-        check_owner(manifest, live)
+        try:
+            check_owner(manifest, live)
+        except LeftoverError as error:
+            (owner,) = metadata["ownerReferences"]
+            job = await self.get(names.KIND, namespace, owner["name"])
+            if error.uid and job is not None and job["metadata"]["uid"] == owner["uid"]:  # else it may be a later job's
+                await self.delete(kind, namespace, name, error.uid)
+            raise
         return live | {"apiVersion": manifest["apiVersion"]}
 
     async def _create(self, verb: str, manifest: Object, **query: str) -> tuple[Object, bool]:
@@ -244,7 +263,7 @@ class Cluster:
     async def patch_status(self, kind: str, metadata: Object, status: Object) -> Object:
         """Set fields in the status of an object as it was read. Raises ConflictError if it changed since."""
         read = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
-        path = self._path(kind, metadata["namespace"], metadata["name"]) + "/status"
+        path = self._path(kind, metadata.get("namespace", ""), metadata["name"]) + "/status"
         body = {"metadata": read, "status": status}
         try:
             return await self._send(
@@ -272,19 +291,19 @@ class Cluster:
                 raise ConflictError(reason_of(error)) from error
             raise
 
-    async def emit(self, job: Object, *, kind: str, reason: str, message: str, now: str) -> None:
-        """Create an event about a job. A failure is only logged: the status says the same."""
-        metadata = job["metadata"]
+    async def emit(self, about: Object, *, kind: str, reason: str, message: str, now: str) -> None:
+        """Create an event about a job, or what a site sets. A failure is only logged: the status says the same."""
+        metadata = about["metadata"]
         regarding = {
             "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
+            "kind": about.get("kind", names.KIND),
+            **{name: metadata[name] for name in ("name", "namespace") if name in metadata},
         }
+        namespace = metadata.get("namespace", "default")  # where Kubernetes has events about objects of the cluster
         event = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
+            "metadata": {"generateName": f"{metadata['name']}-", "namespace": namespace},
             "eventTime": now.replace("Z", ".000000Z"),
             "action": "Reconcile",
             "reason": reason,
@@ -295,10 +314,10 @@ class Cluster:
             "reportingInstance": names.MANAGER,
         }
         try:
-            await self._send("create", "Event", self._path("Event", metadata["namespace"]), body=event)
+            await self._send("create", "Event", self._path("Event", namespace), body=event)
         except (ApiException, ForbiddenError, aiohttp.ClientError, OSError) as error:
             known = expected(error) or Expected(str(error), str(error))
-            where = metadata["namespace"], metadata["name"]
+            where = namespace, metadata["name"]
             self._complaints.say(known.subject, "%s/%s: the event %s was not written: %s", *where, reason, known.text)
 
     def _path(self, kind: str, namespace: str, name: str | None = None) -> str:

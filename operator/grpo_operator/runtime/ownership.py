@@ -7,7 +7,7 @@ removes only what an earlier apply set. So the fields that the creation set are 
 from __future__ import annotations
 
 from grpo_operator.api import names
-from grpo_operator.decide.objects import Object, controller_of, fields_of_ours, was_applied
+from grpo_operator.decide.objects import Object, controller_of, fields_of_ours, finalizers_of, was_applied
 from grpo_operator.runtime.errors import ForeignError, LeftoverError
 
 
@@ -20,8 +20,10 @@ def check_owner(manifest: Object, live: Object) -> None:
     if owner.get("uid") == ours["uid"]:
         return
     if (owner.get("kind"), owner.get("name")) == (ours["kind"], ours["name"]):
-        what = f"{kind} {live['metadata']['name']} is of an earlier job of this name"
-        raise LeftoverError(f"{what}, and is deleted; there is nothing to do", live["metadata"]["uid"])
+        held = finalizers_of(live)
+        cure = f"it is gone once who set its finalizers removes them: {held}" if held else "there is nothing to do"
+        said = f"{kind} {live['metadata']['name']} is of an earlier job of this name, and is deleted; {cure}"
+        raise LeftoverError(said, "" if "deletionTimestamp" in live["metadata"] else live["metadata"]["uid"])
     raise ForeignError(describe_foreign(kind, live))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from grpo_operator.api import names
@@ -35,3 +35,10 @@ class Scope:
 def scopes(namespaces: Iterable[str], kinds: Iterable[str] = names.WATCHED_KINDS) -> list[Scope]:
     """Return what to watch: these kinds in each of these namespaces, in all of them if there are none."""
     return [Scope(kind, namespace) for kind in kinds for namespace in (*namespaces,) or (None,)]
+
+
+def site_kinds(namespaces: Collection[str]) -> tuple[str, ...]:
+    """Return the kinds of what a site sets for the jobs of these namespaces: an operator of some reads none that belong
+    to the cluster.
+    """
+    return tuple(kind for kind in names.DEFAULTS_KINDS if not namespaces or "{}" in names.PATHS[kind])

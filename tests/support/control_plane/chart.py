@@ -23,7 +23,9 @@ Yaml12.add_implicit_resolver(
 
 def _name(o: dict[str, Any]) -> str:
     end = o["metadata"]["name"].rpartition("-")[2]
-    if o["kind"] == "ClusterRole" and end in ("view", "edit"):
+    if o["kind"] == "CustomResourceDefinition":
+        return f"{o['kind']} {o['spec']['names']['kind']}"
+    if o["kind"] == "ClusterRole" and end in ("view", "edit", "admin"):
         return f"ClusterRole {end}"
     if end == "leader":
         return f"{o['kind']} leader"
@@ -36,7 +38,7 @@ def render(
     """Return the rendered objects without those of `helm test`. Raises ValueError if helm refuses the values.
 
     Keys: the kind; for roles the kind and the namespace; for aggregated roles, and those of the Lease, the kind and the
-    end of the name.
+    end of the name; for CRDs the kind and what they define.
     """
     command = [str(helm), "template", release, str(CHART), "--skip-tests", "--namespace", namespace, *args]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

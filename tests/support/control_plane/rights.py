@@ -97,6 +97,14 @@ def download(jobs: Jobs) -> None:
     jobs("delete", "grpo", "claims")
 
 
+def judge(jobs: Jobs, *kinds: str) -> None:
+    """Let the operator say of what a site sets that it is valid."""
+    for kind in kinds:
+        jobs.apply({"apiVersion": names.API_VERSION, "kind": kind, "metadata": {"name": names.DEFAULTS_NAME}})
+        jobs("wait", f"{kind}/{names.DEFAULTS_NAME}", "--for=condition=Valid", "--timeout=30s")
+        jobs("delete", kind, names.DEFAULTS_NAME)
+
+
 CLASSES = """
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor

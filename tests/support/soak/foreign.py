@@ -122,7 +122,8 @@ class Foreign:
         }
         kind = self._random.choice(KINDS)
         labels = {} if kind == "Pod" or self._random.random() < 0.5 else self._labels(name, [])
-        made = self._make(kind, self._random.choice(taken[kind]), labels)  # None if the job has it already
+        # Of a StatefulSet that is replaced while watches expire, garbage collection may keep the pods.
+        made = self._make(kind, self._random.choice(taken[kind]), labels, replicas=0)  # None if the job has it already
         if made is not None:
             self._until[made] = time.monotonic() + self._random.uniform(1, PATIENT_SECONDS)
         return made is not None
@@ -134,14 +135,14 @@ class Foreign:
         manager = self._random.choice(("grpo-operator", "another-program"))
         return {JOB: job, UID: "of-nobody", MANAGED: manager, names.LABEL_ATTEMPT: "0"}
 
-    def _make(self, kind: str, name: str, labels: dict[str, str]) -> str | None:
+    def _make(self, kind: str, name: str, labels: dict[str, str], replicas: int = 1) -> str | None:
         pod = {"containers": [{"name": "main", "image": "any"}]}
         selector = {"theirs": name}
         made: dict[str, Object] = {
             "Pod": {"spec": pod},
             "StatefulSet": {
                 "spec": {
-                    "replicas": self._random.choice((0, 1)),
+                    "replicas": replicas,
                     "serviceName": name,
                     "selector": {"matchLabels": selector},
                     "template": {"metadata": {"labels": labels | selector}, "spec": pod},

@@ -9,6 +9,8 @@ def test_the_line_has_the_sum_and_the_parts_that_are_worth_a_percent() -> None:
     parts = {"training": 3600, "sampling": 3000, "waiting": 0, "loading": 570, "lost": 10, "idle": 20}
     said = describe_usage(Usage(gpu_seconds={"held": 7200} | parts, time=NOW))
     assert said == "2.0 GPU hours: 50% training, 42% sampling, 8% loading"
+    priced = describe_usage(Usage(gpu_seconds={"held": 7200} | parts, time=NOW), (2.5, "EUR"))
+    assert priced.startswith("2.0 GPU hours for 5.00 EUR: ")
     assert describe_usage(Usage(gpu_seconds={"held": 600, "loading": 600}, time=NOW)) == "10 GPU minutes: 100% loading"
 
 

@@ -50,6 +50,17 @@ async def test_an_operator_that_stands_by_keeps_nothing_of_jobs_that_are_gone() 
     assert list(program.jobs) == []
 
 
+async def test_jobs_are_looked_at_when_what_their_site_sets_changes() -> None:
+    program = _program()
+    program.begin()
+    program.mirror.keep_job(ADDED["object"])
+    program.site_changed("another")
+    assert program.queue.keys == frozenset()
+    program.site_changed("ns")
+    assert program.queue.keys == {KEY}
+    await program.close()
+
+
 async def test_a_pass_that_is_to_come_keeps_nothing_of_kopfs() -> None:
     """A job that runs always has a pass to come; kopf's copies of thousands of jobs took seconds to look through."""
     program = _program()

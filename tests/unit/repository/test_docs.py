@@ -17,7 +17,11 @@ from prometheus_client import CollectorRegistry, Metric
 
 from grpo_operator.api.crd import crd
 from grpo_operator.api.infrastructure import NetworkSpec
+from grpo_operator.api.names import DEFAULTS_KINDS
+from grpo_operator.api.site_objects import layer
 from grpo_operator.api.spec import parse_spec
+from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.layout.fabric import fabric_environment
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.metrics.jobs import PHASES, WatchedJob
@@ -188,6 +192,9 @@ def test_yaml_is_a_job_or_a_part_of_one(text: str) -> None:
     for document in yaml.safe_load_all(text):
         if document.get("kind") == "GRPOJob":
             parse_spec(document["spec"])
+        elif document.get("kind") in DEFAULTS_KINDS:
+            layers = {document["kind"]: layer(document)}
+            assert read_spec(MINIMAL, GRPOJobStatus(), layers).refused is None
         elif "kind" not in document:
             assert set(document) == {"spec"}, "a fragment shows where it stands"
             parse_spec(MINIMAL | document["spec"])

@@ -16,9 +16,10 @@ REQUESTS = [f"--request={one}" for one in ("cpu=100m", "cpuPerGpu=1", "memory=25
 
 def test_one_release_watches_all_namespaces(helm: Path) -> None:
     objects = render(helm)
-    roles = ["ClusterRole", "ClusterRole edit", "ClusterRole view", "ClusterRoleBinding"]
+    roles = ["ClusterRole", "ClusterRole admin", "ClusterRole edit", "ClusterRole view", "ClusterRoleBinding"]
+    crds = [f"CustomResourceDefinition {kind}" for kind in (*names.DEFAULTS_KINDS, names.KIND)]
     own = ["Role leader", "RoleBinding leader", "ServiceAccount"]
-    assert sorted(objects) == [*roles, "CustomResourceDefinition", "Deployment", "PodDisruptionBudget", *own]
+    assert sorted(objects) == [*roles, *crds, "Deployment", "PodDisruptionBudget", *own]
     subject = objects["ClusterRoleBinding"]["subjects"][0]
     assert subject == {"kind": "ServiceAccount", "name": "grpo-operator", "namespace": "grpo-system"}
     assert objects["ClusterRoleBinding"]["roleRef"]["name"] == objects["ClusterRole"]["metadata"]["name"]
@@ -32,26 +33,27 @@ def test_one_release_watches_all_namespaces(helm: Path) -> None:
     ]
 
 
-def test_the_crd_is_the_generated_one_and_survives_uninstall(helm: Path) -> None:
-    crd = render(helm)["CustomResourceDefinition"]
-    source = yaml.safe_load((ROOT / "crds" / "grpojobs.training.grpo.dev.yaml").read_text())
-    assert crd["spec"] == source["spec"]
-    assert crd["metadata"]["name"] == source["metadata"]["name"]
-    assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    assert "CustomResourceDefinition" not in render(helm, "--set", "crds.install=false")
+def test_the_crds_are_the_generated_ones_and_survive_uninstall(helm: Path) -> None:
+    objects = render(helm)
+    for kind in (*names.DEFAULTS_KINDS, names.KIND):
+        crd = objects[f"CustomResourceDefinition {kind}"]
+        source = yaml.safe_load((ROOT / "crds" / f"{crd['metadata']['name']}.yaml").read_text())
+        assert crd["spec"] == source["spec"]
+        assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert not [name for name in render(helm, "--set", "crds.install=false") if "CustomResource" in name]
 
 
 def test_watched_namespaces_get_a_role_each_and_no_rights_elsewhere(helm: Path) -> None:
     objects = render(helm, "--set", "watchNamespaces={team-a,team-b}")
     roles = {name for name in objects if "Role" in name and "leader" not in name}
-    assert roles - {"ClusterRole view", "ClusterRole edit"} == {
+    assert roles - {"ClusterRole view", "ClusterRole edit", "ClusterRole admin"} == {
         "Role team-a",
         "Role team-b",
         "RoleBinding team-a",
         "RoleBinding team-b",
     }
     everywhere = render(helm, "--set", "rbac.readNodes=false")["ClusterRole"]["rules"]
-    of_clusters = ["resourceflavors", "priorityclasses"]
+    of_clusters = ["resourceflavors", "priorityclasses", "grpoclusterdefaults", "grpoclusterdefaults/status"]
     assert objects["Role team-a"]["rules"] == [one for one in everywhere if one["resources"][0] not in of_clusters]
     assert objects["RoleBinding team-b"]["subjects"][0]["namespace"] == "grpo-system"
     arguments = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -138,6 +140,14 @@ def test_kubernetes_own_roles_are_extended_once_in_a_cluster(helm: Path) -> None
     objects = render(helm)
     assert objects["ClusterRole view"]["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     assert objects["ClusterRole edit"]["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    writes = {
+        verb
+        for rule in objects["ClusterRole edit"]["rules"]
+        for verb in rule["verbs"]
+        if "grpodefaults" in rule["resources"]
+    }
+    assert not writes, "who submits jobs must not change what they are forced to"
+    assert objects["ClusterRole admin"]["rules"][0]["resources"] == ["grpodefaults"]
     assert "ClusterRole view" not in render(helm, "--set", "rbac.aggregateRoles=false")
     assert "ClusterRole view" in render(helm, "--set", "crds.install=false")
 

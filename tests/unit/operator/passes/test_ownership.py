@@ -4,6 +4,8 @@ the way.
 
 from typing import Any
 
+import pytest
+
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import ConditionStatus
@@ -147,13 +149,20 @@ def test_the_contract_of_a_running_attempt_gets_its_labels_back() -> None:
     assert again["metadata"] | {"resourceVersion": 0} == contract["metadata"] | {"resourceVersion": 0}
 
 
-def test_what_an_earlier_job_left_without_labels_is_deleted() -> None:
-    """Garbage collection missed it, and no pass has seen it. What only looks like it is left alone."""
+@pytest.mark.parametrize(("kind", "name"), [("ConfigMap", "a-0"), ("StatefulSet", "a-a"), ("Service", "a")])
+@pytest.mark.parametrize("finalizers", [[], [HOLD]])
+def test_what_an_earlier_job_left_without_labels_is_deleted(kind: str, name: str, finalizers: list[str]) -> None:
+    """Garbage collection missed it, and no pass has seen it."""
     world = Simulation(failurePolicy=POLICY)
-    kind, owner = "ConfigMap", {"kind": names.KIND, "name": "a", "uid": "earlier", "controller": True}
-    metadata = {"name": "a-0", "namespace": NAMESPACE, "ownerReferences": [owner]}
-    world.cluster.store.put({"apiVersion": "v1", "kind": kind, "metadata": metadata})
+    owner = {"kind": names.KIND, "name": "a", "uid": "earlier", "controller": True}
+    metadata = {"name": name, "namespace": NAMESPACE, "ownerReferences": [owner], "finalizers": finalizers}
+    made = {"apiVersion": names.api_version(kind), "kind": kind, "metadata": metadata, "spec": {"replicas": 0}}
+    world.cluster.store.put(made)
     world.create("a")
-    world.go_on(20)
+    world.go_on(70)
+    assert deletions(world, name) == 1
+    if finalizers:
+        assert f"it is gone once who set its finalizers removes them: {HOLD}" in str(world.status("a").conditions)
+        world.cluster.store.remove(kind, NAMESPACE, name)
+        world.go_on(70)
     assert world.status("a").phase == "Running"
-    assert deletions(world, "a-0") == 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.names import LABEL_QUEUE, Condition
+from grpo_operator.api.names import API_VERSION, DEFAULTS_KINDS, DEFAULTS_NAME, LABEL_QUEUE, Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import set_condition
 from grpo_operator.metrics.instruments import Instruments
@@ -30,9 +30,11 @@ class Looks:
     """Looks at jobs of which the mirror holds no children."""
 
     def __init__(self, *scopes: Scope) -> None:
-        cluster = Cluster(MemoryApi(Store()))  # type: ignore[arg-type]
+        self.store = Store()
+        cluster = Cluster(MemoryApi(self.store))  # type: ignore[arg-type]
         mirror = Mirror(scopes, lambda _: None, lambda *_: None, lambda *_: None, lambda _: None)
-        self._snapshots = SnapshotReader(cluster, mirror, Jobs(lambda: 0.0, Instruments()), read_nodes=False)
+        jobs = Jobs(lambda: 0.0, Instruments())
+        self._snapshots = SnapshotReader(cluster, mirror, jobs, read_nodes=False, site=DEFAULTS_KINDS)
 
     async def at(self, raw: dict[str, Any], uid: str = "uid") -> Snapshot:
         return await self._snapshots.mirrored(Key("ns", "job", uid), copy.deepcopy(raw), NOW)
@@ -97,3 +99,23 @@ async def test_only_jobs_that_need_a_kind_wait_until_the_api_server_lists_it() -
     await looks.at(gang)
     queues.version, queues.obstacle = 7, None
     assert (await looks.at(queued)).observed.has_queues
+
+
+def _site(**block: Any) -> dict[str, Any]:
+    metadata = {"name": DEFAULTS_NAME, "namespace": "ns"}
+    return {"apiVersion": API_VERSION, "kind": "GRPODefaults", "metadata": metadata, "spec": block}
+
+
+async def test_what_the_site_sets_reaches_jobs_that_have_not_begun() -> None:
+    looks = Looks()
+    looks.store.put(_site(defaults={"image": "mirror/grpo:1", "queue": "team"}))
+    new = await looks.at(_raw())
+    assert (new.job.spec.image, new.job.queue and new.job.queue.name) == ("mirror/grpo:1", "team")
+    begun = _raw() | {"status": dump(GRPOJobStatus(attempt=0, site=dict(new.job.site)))}
+
+    looks = Looks()
+    looks.store.put(_site(enforced={"image": "mirror/grpo:2"}))
+    assert (await looks.at(begun)).job.spec.image == "mirror/grpo:1"
+    mine = (await looks.at(_raw(image="mine"))).job
+    assert (mine.spec.image, mine.queue) == ("mirror/grpo:2", None)
+    assert mine.refused == f"spec.image: GRPODefaults {DEFAULTS_NAME} enforces mirror/grpo:2; set this, or leave it out"
