@@ -52,10 +52,7 @@ def render(
     from grpo_spec.deepspeed_config import accelerate_config, deepspeed_config
 
     document = load_job(manifest)
-    if cluster:
-        job = _with_site(document, namespace, kubeconfig, context)
-    else:
-        job = document.job(namespace or "default")
+    job = _with_site(document, namespace, kubeconfig, context) if cluster else document.job(namespace or "default")
     topology = plan_topology(job)
     contract = make_contract(job, topology, 0)
     if show in ("all", "ranks"):
