@@ -45,8 +45,8 @@ def _set(config: object) -> dict[str, Any]:
     for field in dataclasses.fields(config):
         value, factory = getattr(config, field.name), field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
-        kind: Any = type(value)
-        is_made = dataclasses.is_dataclass(kind) and value == kind()  # of a default that TRL has read
+        empty: Callable[[], Any] = type(value)
+        is_made = dataclasses.is_dataclass(value) and value == empty()  # of a default that TRL has read
         if value not in (default, []) and not is_made and field.name != _DERIVED:
             found[field.name] = _plain(value)
     return found
