@@ -12,7 +12,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,14 +21,12 @@ from pydantic.alias_generators import to_camel
 
 from grpo_cli.documents.manifest import Document, JobDocument, load_documents, only_job, read_documents, read_job
 from grpo_cli.errors import CliError, Exit
+from grpo_cli.python.rows import Rows, rows_in_cluster, table
 from grpo_operator.api import names
 from grpo_operator.api.spec import GRPOJobSpec
 
 if TYPE_CHECKING:
     from grpo_cli.cluster.kube import Kube
-
-Rows = Any
-"""A DataFrame of pandas where it is installed, else a list with a mapping for each row."""
 
 
 class JobFailedError(RuntimeError):
@@ -203,11 +200,11 @@ class Job:
 
     def metrics(self) -> Rows:
         """Return the metrics of each step, of the last `run`, or else of the job in the cluster. Raises CliError."""
-        return _table(self._rows("metrics"))
+        return table(self._rows("metrics"))
 
     def completions(self) -> Rows:
         """Return the completions that are kept for reading. Raises CliError."""
-        return _table(self._rows("completions"))
+        return table(self._rows("completions"))
 
     def export(self, folder: str | Path) -> Path:
         """Copy the newest exported model, of the last `run` or of the job in the cluster, to `folder`.
@@ -250,32 +247,9 @@ class Job:
                 source.refresh()
                 return list(getattr(source.shown.history, what))
             with self._kube() as kube:
-                return self._rows_in_cluster(kube, what)
+                return rows_in_cluster(kube, self.name, what)
         except SourceError as error:
             raise CliError(str(error), Exit.NOT_FOUND) from error
-
-    def _rows_in_cluster(self, kube: Kube, what: str) -> list[Any]:
-        """Return rows from rank 0's launcher while its pod runs, else from the files on the job's claim."""
-        from grpo_cli.commands.copy import Place, copy_files
-        from grpo_cli.ui.cluster import ClusterSource
-        from grpo_cli.ui.folder import FolderSource
-        from grpo_spec.lenient import mapping
-
-        source = ClusterSource(kube, self.name)
-        source.refresh()
-        history = source.shown.history
-        if not history.metrics:
-            job = kube.job(self.name)
-            storage = mapping(job["spec"].get("storage"))
-            if not (claim := storage.get("claimName")):
-                raise CliError(f"job {self.name}: {source.shown.note or 'no step has finished yet'}", Exit.NOT_FOUND)
-            run = f"{storage.get('subPath', '')}/{kube.namespace}/{self.name}/{job['metadata']['uid']}".lstrip("/")
-            with tempfile.TemporaryDirectory() as folder:
-                copy_files(kube, Place(claim, f"{run}/{what}.jsonl"), Place(None, f"{folder}/"), image=None, job=job)
-                files = FolderSource(Path(folder))
-                files.refresh()
-                history = files.shown.history
-        return list(getattr(history, what))
 
 
 def _plain(value: Any) -> Any:
@@ -285,11 +259,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _table(rows: list[Any]) -> Rows:
-    if find_spec("pandas") is None:
-        return rows
-    import pandas
-
-    return pandas.DataFrame(rows)
