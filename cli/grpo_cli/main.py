@@ -42,7 +42,7 @@ COMMANDS = {
     "resume": Entry("grpo_cli.commands.jobs", "resume", "Resume a suspended JOB"),
     "run": Entry("grpo_cli.commands.offline", "run", "Run the job's pods as processes of this machine", offline=True),
     "status": Entry("grpo_cli.commands.jobs", "status", "Show JOB on one screen"),
-    "submit": Entry("grpo_cli.commands.jobs", "submit", "Create or change the GRPOJob of MANIFEST"),
+    "submit": Entry("grpo_cli.commands.jobs", "submit", "Create or change the GRPOJobs and other objects of MANIFEST"),
     "suspend": Entry("grpo_cli.commands.jobs", "suspend", "Suspend JOB: save a checkpoint and give its GPUs back"),
     "ui": Entry("grpo_cli.commands.ui", "ui", "Show JOB, or a run's folder, on a local page"),
     "watch": Entry("grpo_cli.commands.jobs", "watch", "Show the status of JOB until it has ended"),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from grpo_spec.schema import Section, Size, in_bytes
+from grpo_spec.schema import INTEGERS, Section, Size, in_bytes
 
 
 class Topology(StrEnum):
@@ -21,7 +21,7 @@ class Topology(StrEnum):
 class ColocateConfig(Section):
     """vLLM inside the trainer's ranks."""
 
-    sleep_level: Literal[0, 1, 2] = Field(
+    sleep_level: Annotated[Literal[0, 1, 2], INTEGERS] = Field(
         2,
         description="What vLLM releases while the trainer trains. 0: nothing. 1: the KV cache, and its weights move to "
         "host memory. 2: the KV cache and its weights.",

@@ -10,10 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 FunctionPath = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -49,6 +58,16 @@ Pattern = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_c
 
 OneGroup = Annotated[Pattern, AfterValidator(_has_one_group)]
 """A regular expression whose only group is what is looked for."""
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
+
+INTEGERS = BeforeValidator(_no_bool)
+"""Marks a Literal of integers: for Python true is 1, for the API it is not."""
 
 
 WITHOUT_RULES = {"rules": False}

@@ -7,7 +7,7 @@ rank. So each field has one name, one default and one description. Torch-free: t
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from grpo_spec.generation import GenerationConfig, Topology
 from grpo_spec.inputs import DatasetConfig, ModelConfig
 from grpo_spec.lora import LoraConfig
 from grpo_spec.rewards import RewardConfig
-from grpo_spec.schema import Rule, Section, dump
+from grpo_spec.schema import INTEGERS, Rule, Section, dump
 from grpo_spec.storage import StorageConfig
 from grpo_spec.training import TrainingConfig
 
@@ -43,7 +43,7 @@ class ParallelismConfig(Section):
         ),
     )
 
-    zero_stage: Literal[0, 1, 2, 3] = Field(
+    zero_stage: Annotated[Literal[0, 1, 2, 3], INTEGERS] = Field(
         2,
         description="ZeRO stage: what is partitioned over the ranks. 0: nothing. 1: optimizer states. 2: also "
         "gradients. 3: also weights.",

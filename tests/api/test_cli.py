@@ -14,7 +14,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from grpo_cli.errors import CliError
 from grpo_cli.main import main
+from grpo_cli.python import Job, JobFailedError
 from support.control_plane.operators import Jobs, bind_claim, make_job, outcome
 
 pytestmark = pytest.mark.api
@@ -72,6 +74,31 @@ def test_a_job_is_submitted_listed_and_changed(grpo: Grpo, jobs: Jobs, manifest:
     assert {field["manager"] for field in written} == {"grpo-cli", "grpo-operator"}
 
 
+def test_all_documents_of_a_file_are_sent_and_a_refused_one_is_named(grpo: Grpo, jobs: Jobs, tmp_path: Path) -> None:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "brought"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    odd = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "odd"}, "spec": {"replica": 1}}
+    (path := tmp_path / "all.yaml").write_text(yaml.safe_dump_all([claim, make_job("whole")]))
+    space = jobs.namespace
+    sent = grpo("submit", str(path))
+    assert sent.stderr == f"PersistentVolumeClaim {space}/brought created\njob {space}/whole created\n"
+    assert jobs.get("pvc", "brought")["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+    path.write_text(yaml.safe_dump_all([claim, odd, make_job("never")]))
+    assert "all.yaml: document 2 of 3: Deployment odd: " in one_line(refused := grpo("submit", str(path)))
+    assert refused.exit_code == 2
+    assert ".spec.replica: field not declared in schema" in refused.stderr
+    path.write_text(yaml.safe_dump_all([odd | {"kind": "Deploymint"}, make_job("never")]))
+    assert "document 1 of 2: Deploymint odd: this cluster has no Deploymint of apps/v1" in one_line(
+        grpo("submit", str(path))
+    )
+    assert "never" not in grpo("list").stdout
+
+
 def test_a_wrong_manifest_is_refused_before_it_is_sent_or_by_the_server(
     grpo: Grpo, jobs: Jobs, manifest: Callable[..., str]
 ) -> None:
@@ -109,6 +136,22 @@ def test_waiting_ends_with_the_job_and_with_its_exit_code(grpo: Grpo, jobs: Jobs
     assert refused.exit_code == 2
     assert "has no PersistentVolumeClaim nothing" in one_line(refused)
     assert "create the PersistentVolumeClaim" in one_line(refused)
+
+
+def test_python_submits_a_job_and_waits_for_it(jobs: Jobs, kubeconfig: Path, capsys: pytest.CaptureFixture) -> None:
+    where = {"kubeconfig": str(kubeconfig), "namespace": jobs.namespace}
+    job = Job("python", **where, **make_job("python", failurePolicy=ONCE)["spec"]).submit()
+    assert capsys.readouterr().out == f"job {jobs.namespace}/python created\n"
+    with pytest.raises(TimeoutError, match="timeout 0 s has passed; the job continues"):
+        job.wait(timeout=0)
+    again = Job.from_cluster("python", **where)
+    assert again.spec == job.spec
+    jobs.wait_for("python", "Running", "True")
+    with pytest.raises(CliError, match="job python has exported no model"):
+        again.export("nowhere")
+    jobs.finish_pod("python-a-0", 10, outcome(10))
+    with pytest.raises(JobFailedError, match="job python is Failed: "):
+        job.wait(timeout=60)
 
 
 def test_a_failed_job_is_explained_on_one_screen(grpo: Grpo, jobs: Jobs) -> None:

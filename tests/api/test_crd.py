@@ -1,11 +1,21 @@
 """The API server itself checks a GRPOJob: CEL rules, defaults, `kubectl explain`, fields that cannot change."""
 
 import json
+import re
+import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
 
 import pytest
+import yaml
 
-from grpo_operator.api.crd import whole_schema
+from grpo_cli.documents.manifest import InvalidManifest, only_job, read_documents
+from grpo_devcluster import binaries
+from grpo_operator.api.crd import crd, whole_schema
 from grpo_operator.api.pod_template import MERGE_KEYS
+from support.control_plane.mutated_specs import mutated
 from support.control_plane.operators import Jobs, make_job
 from support.control_plane.refused_episodes import ACCEPTED, REFUSED
 from support.paths import EXAMPLES
@@ -14,6 +24,17 @@ pytestmark = pytest.mark.api
 
 GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps": 5}
 
+
+REWARDS = [{"name": "right", "accuracy": {}}, {"name": "brief", "function": "mine:brief", "weight": 0.5}]
+WRITTEN = [
+    *(("learningRate", text) for text in ("2e-5", "2E-5", ".5", "1_0e-7", "'2e-5'", "1:30", "+1e-6", "0x1")),
+    *(
+        ("maxSteps", text)
+        for text in ("5", "5.0", "5e1", "0o17", "017", "0b11", "1_000", "!!int 5", "'5'", "09", "5.5")
+    ),
+    *(("maskTruncatedCompletions", text) for text in ("yes", "On", "TRUE", "1", "'yes'", "y", "~", "!!bool no")),
+]
+"""Fields of `training`, and how people write their values."""
 
 UNREAD = [
     ({"model": {"path": "/m", "name": None, "revision": "v1"}}, "revision needs name"),
@@ -187,6 +208,39 @@ def test_a_bad_spec_is_refused_with_its_field(jobs: Jobs, change: dict, complain
 @pytest.mark.parametrize("change", ACCEPTED)
 def test_tools_and_environments_are_accepted(jobs: Jobs, change: dict) -> None:
     jobs("create", "--dry-run=server", "-f", "-", stdin=json.dumps(make_job("good", **change)))
+
+
+def test_kubectl_accepts_the_documents_that_the_command_line_accepts(jobs: Jobs, kubeconfig: Path) -> None:
+    """Mutated specs, and numbers and words of YAML; all in one call, without storing any."""
+    schema = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    random, documents = Random(0), []
+    for number in range(120):
+        base = make_job(f"mutated-{number}", training={"maxSteps": 5, "learningRate": 1e-5}, rewards=REWARDS)
+        spec = mutated(base["spec"], schema, random.choice)
+        documents.append(json.dumps(base | {"spec": spec}))
+    for number, (field, text) in enumerate(WRITTEN):
+        job = yaml.safe_dump(make_job(f"written-{number}", training={field: "PLACE"}))
+        documents.append(job.replace("PLACE", text))
+    ours = {}
+    for document in documents:
+        with suppress(InvalidManifest):
+            read = only_job(read_documents(document, "file"), "file")
+            ours[read.name] = read.document["spec"].get("training", {})
+
+    def apply(documents: Iterable[str], *args: str) -> subprocess.CompletedProcess[str]:
+        command = [binaries.binary("kubectl"), f"--kubeconfig={kubeconfig}", "apply", "--dry-run=server", *args, "-f-"]
+        return subprocess.run(command, input="\n---\n".join(documents), capture_output=True, text=True, timeout=60)
+
+    done = apply(documents)
+    theirs = set(re.findall(r"grpo.dev/(\S+) created", done.stdout))
+    assert ours.keys() == theirs, done.stderr
+    assert 30 < len(theirs) < len(documents) - 30
+    read_by_them = json.loads(apply((one for one in documents if _name(one) in theirs), "--output=json").stdout)
+    assert ours == {one["metadata"]["name"]: one["spec"]["training"] for one in read_by_them["items"]}
+
+
+def _name(document: str) -> str:
+    return str(yaml.safe_load(document)["metadata"]["name"])
 
 
 def test_all_examples_are_accepted_with_what_they_bring(jobs: Jobs) -> None:

@@ -9,7 +9,7 @@ import yaml
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from grpo_cli.local.manifest import load_job
+from grpo_cli.documents.manifest import load_job
 from grpo_cli.ui.folder import FolderSource
 from support.browser import complaints, open_page, text, texts, wait_for
 from support.paths import EXAMPLES
@@ -163,7 +163,7 @@ def test_a_jobs_plan_is_shown_for_the_gpu_that_is_chosen(browser: webdriver.Chro
     manifest = yaml.safe_load((EXAMPLES / "one-node-4+1.yaml").read_text())
     manifest["spec"]["model"] = {"path": str(make_tiny_model(tmp_path / "model", heads=4))}
     (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
-    source.shown.to_plan = load_job(path, "default")
+    source.shown.to_plan = load_job(path).job("default")
     with open_page(browser, source, "memory"):
         wait_for("the question", lambda: "Which GPU?" in text(browser, "#memory .empty"))
         browser.find_element(By.CSS_SELECTOR, "#memory option[value=l4]").click()

@@ -48,7 +48,8 @@ def explain(error: Exception) -> CliError:
         return CliError(
             f"fields of the manifest belong to others: {said}; use --force-conflicts to take them over", Exit.INVALID
         )
-    if error.status in (400, 403, 409, 422):
+    # A field of another type, or an unknown one of a built-in kind, is answered 500 by server-side apply.
+    if error.status in (400, 403, 409, 422) or said.startswith("failed to create typed patch object"):
         return CliError(f"the API server refuses the request: {said}", Exit.INVALID)
     return CliError(f"the API server answers {error.status}: {said}; try again", Exit.UNREACHABLE)
 

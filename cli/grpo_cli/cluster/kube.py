@@ -14,7 +14,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
 
-from grpo_cli.errors import no_crd, no_job
+from grpo_cli.errors import CliError, Exit, no_crd, no_job
 from grpo_operator.api import names
 
 Object = dict[str, Any]
@@ -81,22 +81,42 @@ class Kube:
         except ApiException as error:
             raise (no_crd() if error.status == 404 else error) from error
 
-    def apply_job(self, manifest: Object, *, force: bool) -> bool:
-        """Apply a manifest on the server, which refuses unknown fields; return whether the job is new.
+    def apply(self, document: Object, *, force: bool) -> bool:
+        """Apply an object on the server, which refuses unknown fields; return whether it is new.
 
-        Raises CliError when the cluster has no GRPOJobs; ApiException.
+        It goes to this namespace unless it names another one. Raises CliError when the cluster has no such kind;
+        ApiException.
         """
+        name, own = document["metadata"]["name"], document["metadata"].get("namespace") or self.namespace
         try:
             answer = self._request(
                 "patch",
-                f"{self._path(names.KIND)}/{manifest['metadata']['name']}",
-                body=manifest,
+                f"{self._path_of(document).format(own)}/{name}",
+                body=document,
                 content_type="application/apply-patch+yaml",
                 query={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": str(force).lower()},
             )
         except ApiException as error:
-            raise (no_crd() if error.status == 404 and "page not found" in str(error.body) else error) from error
+            missing = document["kind"] == names.KIND and error.status == 404 and "page not found" in str(error.body)
+            raise (no_crd() if missing else error) from error
         return answer.status == http.HTTPStatus.CREATED
+
+    def _path_of(self, document: Object) -> str:
+        """Return the path of an object's kind, with a place for the namespace."""
+        kind, version = document["kind"], document["apiVersion"]
+        if kind == names.KIND:
+            return _PATHS[kind]
+        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        try:
+            served = self._get(root)["resources"]
+        except ApiException as error:
+            if error.status != http.HTTPStatus.NOT_FOUND:
+                raise
+            served = []
+        for resource in served:
+            if resource["kind"] == kind and "/" not in resource["name"]:
+                return f"{root}/{'namespaces/{}/' if resource['namespaced'] else ''}{resource['name']}"
+        raise CliError(f"this cluster has no {kind} of {version}", Exit.NOT_FOUND)
 
     def suspend_job(self, name: str, suspend: bool) -> None:
         """Set `spec.suspend`."""

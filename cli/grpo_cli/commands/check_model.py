@@ -84,13 +84,13 @@ def lines(found: Mapping[str, Findings]) -> list[str]:
 
 
 def _of_job(manifest: Path, model: str | None, revision: str | None) -> dict[str, Contract]:
-    from grpo_cli.local.manifest import load_job
+    from grpo_cli.documents.manifest import load_job
     from grpo_operator.layout.contracts import make_contract
     from grpo_operator.layout.topology import plan_topology
     from grpo_spec.schema import dump
     from grpo_spec.trainer import TrainerConfig
 
-    job = load_job(manifest, "default")
+    job = load_job(manifest).job("default")
     contract = make_contract(job, plan_topology(job), 0)
     if model is not None:
         fields = dump(contract.config)

@@ -25,23 +25,20 @@ timeout_option = click.option(
 @click.option("--force-conflicts", is_flag=True, help="Take over fields that others have set, such as kubectl.")
 @on_cluster
 def submit(kube: Kube, manifest: Path, wait: bool, timeout: float | None, force_conflicts: bool) -> None:
-    """Create or change the GRPOJob of MANIFEST.
+    """Create or change the GRPOJobs and other objects of MANIFEST.
 
-    The manifest is checked here first, then sent by server-side apply.
+    Jobs are checked here first, then all documents are sent in their order by server-side apply.
     """
-    from grpo_cli.local.manifest import load_manifest
+    from grpo_cli.cluster import submission
+    from grpo_cli.documents.manifest import load_jobs, only_job
 
-    job = load_manifest(manifest)
-    own = job["metadata"].setdefault("namespace", kube.namespace)
-    if kube.is_asked_for and own != kube.namespace:
-        raise CliError(
-            f"{manifest} says namespace {own}, and --namespace {kube.namespace}: leave one out", Exit.INVALID
-        )
-    kube.namespace = own
-    is_new, name = kube.apply_job(job, force=force_conflicts), job["metadata"]["name"]
-    click.echo(f"job {kube.namespace}/{name} {'created' if is_new else 'applied'}", err=True)
-    if wait:
-        _follow(kube, name, timeout, refused_is_end=True)
+    documents = load_jobs(manifest)
+    followed = only_job(documents, f"{manifest} with --wait") if wait else None
+    for what, is_new in submission.submit(kube, documents, str(manifest), force=force_conflicts):
+        click.echo(f"{what} {'created' if is_new else 'applied'}", err=True)
+    if followed:
+        kube.namespace = followed.document["metadata"].get("namespace") or kube.namespace
+        _follow(kube, followed.name, timeout, refused_is_end=True)
 
 
 @click.command("list")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from grpo_cli.documents.manifest import JobDocument
     from grpo_operator.layout.topology import Job
     from grpo_spec.reports import Progress
 
@@ -43,17 +44,15 @@ def render(
     """
     import yaml
 
-    from grpo_cli.local.manifest import load_job
+    from grpo_cli.documents.manifest import load_job
     from grpo_cli.screen.rank_table import table
     from grpo_operator.layout.contracts import make_contract
     from grpo_operator.layout.manifests import manifests
     from grpo_operator.layout.topology import plan_topology
     from grpo_spec.deepspeed_config import accelerate_config, deepspeed_config
 
-    if cluster:
-        job = _with_site(manifest, namespace, kubeconfig, context)
-    else:
-        job = load_job(manifest, namespace or "default")
+    document = load_job(manifest)
+    job = _with_site(document, namespace, kubeconfig, context) if cluster else document.job(namespace or "default")
     topology = plan_topology(job)
     contract = make_contract(job, topology, 0)
     if show in ("all", "ranks"):
@@ -71,22 +70,21 @@ def render(
         print(yaml.safe_dump_all(manifests(job, topology, 0), sort_keys=False), end="")
 
 
-def _with_site(manifest: Path, namespace: str | None, kubeconfig: str | None, context: str | None) -> Job:
+def _with_site(document: JobDocument, namespace: str | None, kubeconfig: str | None, context: str | None) -> Job:
     """Return the job with what its site sets, and print where that is from."""
     from grpo_cli.cluster.api_errors import explained
     from grpo_cli.cluster.kube import connect
     from grpo_cli.cluster.site import read_site
-    from grpo_cli.local.manifest import load_job, load_manifest
     from grpo_cli.screen.origins import origin_lines
 
-    raw = load_manifest(manifest)
+    raw = document.document
     with explained():
         kube = connect(kubeconfig, context, raw["metadata"].get("namespace", namespace))
         layers, hidden = read_site(kube)
     lines = origin_lines(raw, layers) or ["nothing"]
     lines += [f"not known: {kind}, which you may not read" for kind in hidden]
     _comment(f"what the site sets for jobs of {kube.namespace}", "\n".join(lines))
-    return load_job(manifest, kube.namespace, layers)
+    return document.job(kube.namespace, layers)
 
 
 def _comment(title: str, text: str) -> None:
@@ -109,12 +107,12 @@ def run(manifest: Path, output: Path, namespace: str) -> None:
     They have the topology and the contract that they would have in a cluster, and the variables of podTemplate.env
     whose values the manifest has.
     """
+    from grpo_cli.documents.manifest import load_job
     from grpo_cli.local import processes
-    from grpo_cli.local.manifest import load_job
     from grpo_cli.local.variables import variables
     from grpo_operator.layout.topology import plan_topology
 
-    job = load_job(manifest, namespace)
+    job = load_job(manifest).job(namespace)
     topology = plan_topology(job)
     given = variables(job, topology)
     output = (output / time.strftime("%Y%m%d-%H%M%S")).resolve()

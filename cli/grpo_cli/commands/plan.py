@@ -38,12 +38,12 @@ def plan(manifest: Path, gpu: int | None, engine_gpu: int | None, model: str | N
     """  # noqa: D301 - click's own mark
     from dataclasses import replace
 
-    from grpo_cli.local.manifest import load_job
+    from grpo_cli.documents.manifest import load_job
     from grpo_cli.local.planning import answer, question
     from grpo_operator.api.spec import parse_spec
     from grpo_spec.schema import dump
 
-    job = load_job(manifest, "default")
+    job = load_job(manifest).job("default")
     if model is not None:
         job = replace(job, spec=parse_spec(with_model(dump(job.spec), model)))
     asked = question(job, gpu, engine_gpu)

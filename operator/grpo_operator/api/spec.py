@@ -24,6 +24,7 @@ from grpo_operator.api.infrastructure import (
     TrainerSpec,
 )
 from grpo_operator.api.pod_template import LabelMap, PodGroup, PodTemplate, TextMap
+from grpo_operator.api.strict import read_strictly
 from grpo_spec.generation import GenerationConfig, Topology
 from grpo_spec.schema import Rule
 from grpo_spec.trainer import TrainerConfig
@@ -273,7 +274,12 @@ class GRPOJobSpec(TrainerConfig):
 
 def parse_spec(raw: Any) -> GRPOJobSpec:
     """Read a spec that a person wrote. Raises ValueError, which says which fields are wrong and what would be right."""
+    return read_written(raw)[0]
+
+
+def read_written(raw: Any) -> tuple[GRPOJobSpec, Any]:
+    """Read a spec as parse_spec does; return it, and what was written without fields that are null."""
     try:
-        return GRPOJobSpec.model_validate(raw)
+        return read_strictly(GRPOJobSpec, raw)
     except ValidationError as error:
         raise ValueError(explain(error, GRPOJobSpec)) from error

@@ -142,7 +142,14 @@ def test_a_manifest_and_an_option_with_different_namespaces_are_refused(tmp_path
 
 
 def test_a_wrong_manifest_is_refused_without_a_cluster(tmp_path: Path) -> None:
-    for text, words in (("a: [", "not YAML"), ("kind: Pod", "found: Pod"), ("kind: GRPOJob", "apiVersion is None")):
+    claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: c}\n"
+    for text, words in (
+        ("a: [", "not YAML"),
+        (claim, "found: PersistentVolumeClaim"),
+        ("kind: GRPOJob", "apiVersion: Field required"),
+        (f"{claim}---\nkind: Pod\n", "document 2 of 2: Pod: apiVersion is missing"),
+        (f"{claim}---\n7\n", "document 2 of 2: a document must be an object of Kubernetes (found 7)"),
+    ):
         manifest = tmp_path / "job.yaml"
         manifest.write_text(text)
         result = CliRunner().invoke(main, ["submit", str(manifest), "--kubeconfig", kubeconfig(tmp_path)])

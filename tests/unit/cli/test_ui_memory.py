@@ -10,7 +10,7 @@ import yaml
 from aiohttp import ClientSession
 from click.testing import CliRunner
 
-from grpo_cli.local.manifest import load_job, load_manifest
+from grpo_cli.documents.manifest import load_job
 from grpo_cli.local.planning import answer, question
 from grpo_cli.main import main
 from grpo_cli.screen.memory_plan import verdict
@@ -36,7 +36,7 @@ class _OneJob:
 
 def _stored(manifest: Path, uid: str) -> Job:
     """A manifest's job as the page reads it from a cluster."""
-    document = load_manifest(manifest)
+    document = load_job(manifest).document
     document["metadata"] |= {"namespace": "default", "uid": uid}
     job = read_job(document)
     assert job is not None
@@ -62,7 +62,7 @@ async def test_it_gets_the_plan_that_grpo_plan_makes(tmp_path: Path) -> None:
     manifest = yaml.safe_load(MANIFEST.read_text())
     manifest["spec"]["model"] = {"path": str(make_tiny_model(tmp_path / "model", heads=4))}
     (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
-    job = load_job(path, "default")
+    job = load_job(path).job("default")
     asked = question(job, gpu_bytes("l4"))
     assert asked is not None
     made = asyncio.create_task(asyncio.to_thread(answer, asked))
@@ -76,7 +76,7 @@ async def test_it_gets_the_plan_that_grpo_plan_makes(tmp_path: Path) -> None:
 
 def test_the_job_of_a_cluster_and_of_a_manifest_are_one_question() -> None:
     for path in sorted(EXAMPLES.glob("*.yaml")):
-        job = load_job(path, "default")
+        job = load_job(path).job("default")
         assert question(job, 80 << 30) == question(_stored(path, job.uid), 80 << 30), path.name
 
 

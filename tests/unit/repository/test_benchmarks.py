@@ -62,7 +62,7 @@ def test_nothing_outlives_a_benchmark(then: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "seconds", "reason"),
     [
-        ({"model": {}}, 300, "the job ended with 2 after 0 of 1 steps\nError: .*job.yaml: spec"),
+        ({"model": {}}, 300, "the job ended with 2 after 0 of 1 steps\nError: .*job.yaml: job bench: spec"),
         ({"model": {}}, 0, "0 of 1 steps after 0 s"),
     ],
     ids=["refused", "late"],

@@ -6,6 +6,7 @@ Commands of the pages run in tests/api/test_docs_commands.py.
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -249,6 +250,23 @@ def _agents(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sessions.close()
 
 
+def _python(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's job runs here, with a tiny model; that of its cluster is read and then needs the cluster."""
+    if "submit" in code:
+        monkeypatch.setenv("KUBECONFIG", str(folder / "none"))
+        (folder / "examples").symlink_to(EXAMPLES)
+        with pytest.raises(AssertionError, match="no usable kubeconfig"):
+            _run(code, folder)
+        return
+    model = make_tiny_model(folder / "tiny")
+    printed = _run(code.replace('"name": "HuggingFaceTB/SmolLM2-135M-Instruct"', f'"path": "{model}"'), folder)
+    assert [line.split()[:2] for line in printed.splitlines() if re.match(r"[01] +[01] ", line)] == [
+        ["0", "0"],
+        ["1", "1"],
+    ]
+    assert AutoModelForCausalLM.from_pretrained(folder / "model").config.hidden_size == 64
+
+
 CHECKS: Mapping[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "agents.md": _agents,
     "journal.md": _journal,
@@ -257,6 +275,7 @@ CHECKS: Mapping[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "custom-image.md": _custom_image,
     "convert.md": _verl,
     "lora.md": _adapters,
+    "python.md": _python,
     "training.md": _loss,
     "vision.md": _images,
 }

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from grpo_cli.local.manifest import load_job
+from grpo_cli.documents.manifest import load_job
 from grpo_operator.layout.topology import Job
 from grpo_workload.data.prompt_maker import Preprocess
 from grpo_workload.rewards.process import RewardProcess
@@ -29,7 +29,7 @@ def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
                 (tmp_path / file).write_text(text)
         monkeypatch.syspath_prepend((EXAMPLES / name).parent)
         monkeypatch.syspath_prepend(tmp_path)
-        return load_job(EXAMPLES / name, "default")
+        return load_job(EXAMPLES / name).job("default")
 
     return load
 

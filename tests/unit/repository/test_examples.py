@@ -10,8 +10,8 @@ from functools import reduce
 import pytest
 import yaml
 
+from grpo_cli.documents.manifest import load_job
 from grpo_cli.local.edited import contract_of
-from grpo_cli.local.manifest import load_job
 from grpo_operator.api.crd import crd
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.progress_status import ProgressStatus
@@ -86,7 +86,7 @@ def test_every_example_is_listed_here_and_on_their_page() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_renders_rank_by_rank(name: str) -> None:
-    job = load_job(EXAMPLES / name, "default")
+    job = load_job(EXAMPLES / name).job("default")
     contract = make_contract(job, plan_topology(job), 0)
     ranks, each, engines, senders = EXPECTED[name]
     assert [m.rank_offset + local for m in contract.members for local in range(m.gpus)] == list(range(ranks))
@@ -117,7 +117,7 @@ def test_a_quickstart_is_applied_as_it_is(name: str, mode: str, device: str) -> 
 
 
 def test_all_quickstarts_train_the_same_task() -> None:
-    specs = [load_job(EXAMPLES / name, "default").spec for name in EXPECTED if name.startswith("quickstart")]
+    specs = [load_job(EXAMPLES / name).spec for name in EXPECTED if name.startswith("quickstart")]
     tasks = [
         (
             spec.model.name,
@@ -139,7 +139,7 @@ def models() -> Models:
 @pytest.mark.parametrize("name", PLANNED)
 def test_an_example_fits_by_the_plan_that_its_head_quotes(name: str, models: Models) -> None:
     model, gpu = PLANNED[name]
-    job = load_job(EXAMPLES / name, "default")
+    job = load_job(EXAMPLES / name).job("default")
     described = job.spec.model.model_copy(update={"name": None, "path": str(CONFIGS / model)})
     found = plan(
         contract_of(replace(job, spec=job.spec.model_copy(update={"model": described}))), gpu_bytes(gpu), models

@@ -1,0 +1,1 @@
+"""Reads manifests as kubectl does, and checks the jobs in them."""
