@@ -15,6 +15,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from grpo_cli.cluster.copying.copy_pod import SELECTOR
+from grpo_cli.python import Job
 from grpo_devcluster import storage
 from grpo_devcluster.progress import wait_until
 from support.cluster.jobs_on_cluster import JobOnCluster
@@ -92,3 +93,6 @@ def test_rows_go_in_and_a_model_comes_out(job: JobOnCluster, tmp_path: Path) -> 
     assert [row["step"] for row in shown["metrics"]] == [0, 1]
     assert shown["completions"]
     assert (shown["job"]["phase"], shown["note"]) == ("Succeeded", "")
+    there = Job.from_cluster("tiny", kubeconfig=str(job.kubeconfig), namespace=job.namespace)
+    assert list(there.metrics()["step"]) == [0, 1]
+    assert (there.export(tmp_path / "again") / "config.json").read_bytes() == files["config.json"]

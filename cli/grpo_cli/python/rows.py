@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,23 +28,14 @@ def table(rows: list[Any]) -> Rows:
 
 def rows_in_cluster(kube: Kube, name: str, what: str) -> list[Any]:
     """Return rows from rank 0's launcher while its pod runs, else from the files on the job's claim."""
-    from grpo_cli.commands.copy import Place, copy_files
     from grpo_cli.ui.cluster import ClusterSource
-    from grpo_cli.ui.folder import FolderSource
-    from grpo_spec.lenient import mapping
+    from grpo_cli.ui.finished import fetch, is_away
 
-    source = ClusterSource(kube, name)
-    source.refresh()
-    history = source.shown.history
-    if not history.metrics:
-        job = kube.job(name)
-        storage = mapping(job["spec"].get("storage"))
-        if not (claim := storage.get("claimName")):
-            raise CliError(f"job {name}: {source.shown.note or 'no step has finished yet'}", Exit.NOT_FOUND)
-        run = f"{storage.get('subPath', '')}/{kube.namespace}/{name}/{job['metadata']['uid']}".lstrip("/")
-        with tempfile.TemporaryDirectory() as folder:
-            copy_files(kube, Place(claim, f"{run}/{what}.jsonl"), Place(None, f"{folder}/"), image=None, job=job)
-            files = FolderSource(Path(folder))
-            files.refresh()
-            history = files.shown.history
-    return list(getattr(history, what))
+    job = kube.job(name)
+    with tempfile.TemporaryDirectory() as folder:
+        has_files = is_away(kube, job) and fetch(kube, job, Path(folder), lambda said: print(said, file=sys.stderr))
+        source = ClusterSource(kube, name, Path(folder) if has_files else None)
+        source.refresh()
+    if not source.shown.history.metrics:
+        raise CliError(f"job {name}: {source.shown.note or 'no step has finished yet'}", Exit.NOT_FOUND)
+    return list(getattr(source.shown.history, what))
