@@ -67,9 +67,11 @@ def _of_status(expected: Expected, job: Object, status: Object, now: datetime) -
         yield f"phase {phase}, not {'/'.join(sorted(expected.phases))}"
     elif deadline is not None and phase not in ENDED and _active_seconds(status, now) > deadline + LATE_SECONDS:
         yield f"active for longer than its deadline of {deadline} s"
+    if phase == "Suspended" and not is_true(status, "Suspended"):  # until the operator has seen the last pod go
+        yield "it is still being suspended"
     if phase in ENDED and "ttlSecondsAfterFinished" in expected.spec:
         yield "not deleted after its time to live"
-    if any(c["type"] == "Blocked" and c["status"] == "True" for c in status.get("conditions", ())):
+    if is_true(status, "Blocked"):
         yield "blocked"
     restarts = status.get("restarts", {})
     yield from _out_of("restarts", expected.restarts, restarts.get("total", 0), phase)
@@ -97,11 +99,13 @@ def _running(expected: Expected, status: Object, own: dict[str, list[Object]]) -
         nameless = {one["metadata"]["name"] for one in own[kind] if _labels(one).get(JOB) != name}
         if nameless & names:
             yield f"{kind}s {sorted(nameless & names)} have not the job's labels"
-        if kind == "ConfigMap":  # what labels do not find of an earlier attempt goes with the job
+        if kind != "Pod":  # what labels do not find of an earlier attempt or shape holds nothing, and goes with the job
             there -= nameless - names
         if there != names:
             yield f"{kind}s {sorted(there)}, not {sorted(names)}"
     for one in own["StatefulSet"]:
+        if _labels(one).get(JOB) != name and not one["spec"]["replicas"]:
+            continue
         group = one["metadata"]["name"].removeprefix(f"{name}-")
         if one["spec"]["replicas"] != expected.groups.get(group) or _labels(one).get(ATTEMPT) != attempt:
             yield f"StatefulSet {one['metadata']['name']} is not the attempt's"
@@ -126,7 +130,12 @@ def _stopped(own: dict[str, list[Object]]) -> Iterator[str]:
 
 def is_ready(pod: Object, kind: str = "Ready") -> bool:
     """Whether a condition of the pod is True."""
-    return any(c["type"] == kind and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
+    return is_true(pod.get("status", {}), kind)
+
+
+def is_true(status: Object, kind: str) -> bool:
+    """Whether a condition of a status is True."""
+    return any(c["type"] == kind and c["status"] == "True" for c in status.get("conditions", ()))
 
 
 def controller(one: Object) -> str:

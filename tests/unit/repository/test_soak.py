@@ -108,6 +108,7 @@ def test_a_suspended_job_has_no_pods_and_a_deleted_one_nothing() -> None:
     seen = world(at_rest(), phase="Suspended")
     found = differences(job, seen, NOW)
     assert [one.split(":")[0] for one in found] == [
+        "it is still being suspended",
         "pods are left",
         "StatefulSet job-0-a wants pods",
         "StatefulSet job-0-b wants pods",
