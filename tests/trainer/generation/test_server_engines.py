@@ -168,6 +168,13 @@ def test_completions_are_reproducible_and_end_as_they_say(generator: ServerGener
         assert len(one.token_ids) == 8 or one.finish_reason == "stop"
 
 
+def test_many_long_prompts_come_at_once(generator: ServerGenerator) -> None:
+    """More tokens than an engine prefills in one step, with seeds: on CPUs it may not do so in parts."""
+    many = [Prompt(index=n, text="", token_ids=(1, 10 + n, *range(10, 90)) * 6, seed=n) for n in range(24)]
+    groups = generator.generate(many, 2)
+    assert [len(group) for group in groups] == [2] * 24
+
+
 def test_the_metrics_of_each_copy_change_with_what_it_samples(generator: ServerGenerator) -> None:
     before = metrics_of(generator)
     assert [sorted(copies) for copies in before] == [["0", "1"], ["0"]]

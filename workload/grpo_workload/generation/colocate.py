@@ -31,7 +31,7 @@ from grpo_workload.generation.own_episodes import OwnEpisodes
 from grpo_workload.generation.sleep_cycle import SleepCycle
 from grpo_workload.generation.vllm_api import EVALUATION, check_read, engine_prompt, sampling_parameters
 from grpo_workload.pod.model_split import takes_text_alone
-from grpo_workload.pod.vllm_command import check_engine_args
+from grpo_workload.pod.vllm_command import by_device, check_engine_args
 from grpo_workload.ranks.loop_thread import LoopThread
 from grpo_workload.weights.differ import WeightsAlteredError, WeightsDifferError
 
@@ -91,11 +91,7 @@ class ColocateGenerator:
             "max_model_len": generation.max_model_len,
             "language_model_only": takes_text_alone(config.model),
         }
-        if (training.max_staleness or episodes) and device == Device.CPU:
-            # With so many requests, vLLM would prefill some prompts in parts. After a part it rewinds the request's
-            # random generator, which fails on CPUs.
-            arguments["enable_chunked_prefill"] = False
-        self._llm = build_engine(self._field, arguments | dict(generation.engine_args))
+        self._llm = build_engine(self._field, arguments | by_device(device) | dict(generation.engine_args))
         self._tokenizer = self._llm.get_tokenizer()
         self._ahead: AheadSampler | OwnEpisodes | None = None
         self._episodes, self._evaluations = episodes, dict[float, OwnEpisodes]()  # by temperature

@@ -69,6 +69,13 @@ def check_engine_args(arguments: Mapping[str, JsonValue], ours: frozenset[str]) 
         )
 
 
+def by_device(device: Device) -> dict[str, JsonValue]:
+    """Return arguments that every engine on this kind of device needs, unless the user sets them."""
+    # vLLM prefills prompts in parts where many come at once. After a part it rewinds the request's random generator,
+    # which fails on CPUs and ends the engine.
+    return {"enable_chunked_prefill": False} if device == Device.CPU else {}
+
+
 def engine_command(
     contract: Contract, engine: Engine, environ: Mapping[str, str] = os.environ
 ) -> tuple[list[str], dict[str, str]]:
@@ -118,7 +125,7 @@ def engine_command(
         name = f"{engine.name}.{secrets.token_hex(4)}"
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": config.lora.vllm_rank}
         arguments |= {"lora_modules": [{"name": name, "path": str(empty_adapter_folder(environ))}]}
-    return [*SERVER, *as_flags(arguments | extra)], _variables(contract, engine, environ)
+    return [*SERVER, *as_flags(arguments | by_device(contract.device) | extra)], _variables(contract, engine, environ)
 
 
 def as_flags(arguments: Mapping[str, JsonValue]) -> list[str]:

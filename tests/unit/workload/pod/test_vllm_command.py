@@ -97,6 +97,7 @@ def test_engines_on_cpus_share_the_cores() -> None:
     job = contract("cpu")
     command, environ = engine_command(job, job.engines[0], {})
     assert value(command, "--weight-transfer-config") == '{"backend": "gloo"}'
+    assert "--no-enable-chunked-prefill" in command
     assert environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert int(environ["OMP_NUM_THREADS"]) >= 1
     assert "CUDA_VISIBLE_DEVICES" not in environ
