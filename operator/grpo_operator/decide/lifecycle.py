@@ -44,6 +44,11 @@ def describe_leaving(member: MemberStatus, others: str = "") -> str:
 def suspend(draft: Draft, left: Mapping[str, str]) -> None:
     """Stop the deadline's clock and set `Suspended`. `left`: see `deletions.find_left`."""
     _rest(draft, "the job is suspended")
+    if (accepted := find(draft.status, Condition.ACCEPTED)) is not None and accepted.status == "False":
+        # It was refused for something in the cluster, which nobody looks at while the job rests.
+        draft.set(
+            Condition.ACCEPTED, None, Reason.SUSPENDED, f"checked again when the job is resumed: {accepted.message}"
+        )
     stay_suspended(draft, left)
 
 

@@ -166,3 +166,21 @@ def test_what_an_earlier_job_left_without_labels_is_deleted(kind: str, name: str
         world.cluster.store.remove(kind, NAMESPACE, name)
         world.go_on(70)
     assert world.status("a").phase == "Running"
+
+
+def test_a_refusal_is_not_held_against_a_job_that_is_suspended() -> None:
+    """Nobody looks at what is in the way while the job rests."""
+    world = Simulation(failurePolicy=POLICY)
+    put(world, "Service", "a")
+    world.create("a")
+    world.go_on(5)
+    assert (world.status("a").phase, condition(world, Condition.ACCEPTED).reason) == ("Invalid", "NameTaken")
+    world.suspend_or_resume("a")
+    world.go_on(5)
+    take_away(world, "Service", "a")
+    world.go_on(5)
+    assert (world.status("a").phase, condition(world, Condition.ACCEPTED).status) == ("Suspended", "Unknown")
+    assert "Service a already exists" in condition(world, Condition.ACCEPTED).message
+    world.suspend_or_resume("a")
+    world.go_on(5)
+    assert (world.status("a").phase, condition(world, Condition.ACCEPTED).status) == ("Running", "True")
