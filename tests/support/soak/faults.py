@@ -90,6 +90,15 @@ class Faults:
                 self._note(f"FAULT over: {one[1]}")
                 one[2]()
 
+    def collect_again(self) -> None:
+        """Let garbage collection begin again, as with a new leader: an owner that ended while its watch was broken is
+        there for it until then.
+        """
+        self._note("garbage collection begins again")
+        self.counts["garbage collection"] += 1
+        (manager,) = [daemon for daemon in self._plane.daemons() if daemon.name == "kube-controller-manager"]
+        manager.stop(grace=0)  # `go_on` starts it
+
     def _after(self, seconds: tuple[float, float], what: str, act: Callable[[], None]) -> None:
         self._later.append((time.monotonic() + self._random.uniform(*seconds), what, act))
 

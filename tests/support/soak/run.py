@@ -42,6 +42,10 @@ REST_SECONDS = 150
 API server refuses children of GRPOJobs for up to 30 s."""
 
 
+GARBAGE_SECONDS = 45
+"""Seconds in which garbage collection, if it has seen its owner end, deletes what a job left."""
+
+
 SHOWN_SECONDS = RATES[News.DETAILS].seconds + 1
 """Seconds after which a status shows all, also that of which only details changed."""
 
@@ -180,6 +184,7 @@ class _Soak:
 
     def _come_to_rest(self) -> None:
         begin = told = time.monotonic()
+        collect = begin + GARBAGE_SECONDS
         while True:
             self._faults.go_on()
             differences = {name: found for name, found in self._work.look().items() if found}
@@ -194,6 +199,9 @@ class _Soak:
                 }
                 said = json.dumps({"jobs": differences, "left": left, "statuses": statuses}, indent=1)
                 raise SoakError(f"not at rest after {REST_SECONDS} s: {said}")
+            if left and not differences and time.monotonic() > collect:
+                self._faults.collect_again()
+                collect = time.monotonic() + REST_SECONDS
             if time.monotonic() > told + 20:
                 told = time.monotonic()
                 self._note(f"not at rest: {differences} {left}")
