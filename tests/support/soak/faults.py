@@ -95,7 +95,6 @@ class Faults:
         there for it until then.
         """
         self._note("garbage collection begins again")
-        self.counts["garbage collection"] += 1
         (manager,) = [daemon for daemon in self._plane.daemons() if daemon.name == "kube-controller-manager"]
         manager.stop(grace=0)  # `go_on` starts it
 
