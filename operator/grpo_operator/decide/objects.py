@@ -21,14 +21,15 @@ def controller_of(child: Object) -> Object:
     return next((ref for ref in mappings(child["metadata"].get("ownerReferences")) if ref.get("controller")), {})
 
 
-def owner_of(child: Object) -> str:
-    """Return the UID of the job that owns an object other than a pod, "" if no job of the name in its label does.
+def owner_of(child: Object, name: str | None = None) -> str:
+    """Return the UID of the job that owns an object other than a pod, "" if no job of this name does.
 
     Labels select objects, and anybody may copy them; only the controller among the owner references says whose one is.
+    `name`: by default the name in the object's label, which others may have changed.
     """
     owner = controller_of(child)
-    is_a_job = (owner.get("kind"), owner.get("name")) == (names.KIND, labels_of(child).get(names.LABEL_JOB))
-    return text(owner.get("uid")) if is_a_job else ""
+    name = labels_of(child).get(names.LABEL_JOB) if name is None else name
+    return text(owner.get("uid")) if (owner.get("kind"), owner.get("name")) == (names.KIND, name) else ""
 
 
 def labelled_job(pod: Object) -> str:

@@ -13,7 +13,7 @@ from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import is_terminal
-from grpo_operator.decide.objects import controller_of, owner_of
+from grpo_operator.decide.objects import owner_of
 from grpo_operator.decide.observe import (
     KINDS_WITH_PODS,
     Child,
@@ -201,8 +201,7 @@ class SnapshotReader:
             if live is None or live["metadata"]["uid"] != uid:
                 self._jobs.of(key).gone_sets.add(uid)
             else:
-                is_ours = controller_of(live).get("uid") == key.uid
-                found.append((key.uid if is_ours else owner_of(live), read_child(kind, live)))
+                found.append((owner_of(live, key.name), read_child(kind, live)))
         return found
 
     async def _node(self, name: str, age: float) -> Object | None:

@@ -168,6 +168,17 @@ def test_what_an_earlier_job_left_without_labels_is_deleted(kind: str, name: str
     assert world.status("a").phase == "Running"
 
 
+def test_the_set_of_an_earlier_job_is_found_by_its_pods_whatever_its_labels_say() -> None:
+    world = running()
+    group = world.cluster.store.get("StatefulSet", NAMESPACE, "a-a")
+    assert group is not None
+    world.cluster.store.edit(group, metadata={"labels": {names.LABEL_JOB: "another"}})
+    world.delete("a")
+    world.create("a")
+    world.go_on(30)
+    assert world.status("a").phase == "Running"
+
+
 def test_a_refusal_is_not_held_against_a_job_that_is_suspended() -> None:
     """Nobody looks at what is in the way while the job rests."""
     world = Simulation(failurePolicy=POLICY)
