@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import yaml
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from grpo_cli.documents.manifest import Document, JobDocument, load_documents, only_job, read_documents, read_job
+from grpo_cli.documents.yaml_values import write_yaml
 from grpo_cli.errors import CliError, Exit
 from grpo_cli.python.rows import Rows, rows_in_cluster, table
 from grpo_operator.api import names
@@ -129,7 +129,7 @@ class Job:
     def to_yaml(self) -> str:
         """Return the manifest, for `kubectl apply` and `grpo submit`."""
         documents = [one.document if isinstance(one, JobDocument) else one for one in self._documents]
-        return yaml.safe_dump_all(documents, sort_keys=False)
+        return write_yaml(documents)
 
     def submit(self, *, force: bool = False, show: Callable[[str], object] = print) -> Self:
         """Create or change the job, and the other objects of its file. `force` takes over fields of others.
