@@ -92,8 +92,8 @@ class Job:
     ) -> Self:
         """Return the job that does what a GRPOConfig says, as `grpo convert` does; what has no place is warned of.
 
-        Rewards are functions of modules, or their names: one, or several. `gpus` are those of the node, `rows` those of the dataset.
-        Raises ValueError.
+        Rewards are functions of modules, or their names: one, or several. `gpus` are those of the node, `rows` those
+        of the dataset. Raises ValueError.
         """
         from grpo_cli.convert.config import job_of
 
