@@ -19,11 +19,17 @@ WANTED = frozenset(f"{name}.jsonl" for name in RUN_FILES)
 
 
 def is_away(kube: Kube, job: Object) -> bool:
-    """Whether a job has begun, and the pod that serves its curves does not run."""
+    """Whether a job has run, and the pod that serves its curves does not run."""
     topology = read_topology(job)
-    if topology is None or read_status(job.get("status")).attempt is None:
+    if topology is None or not may_have_curves(job):
         return False
     return topology.members[0].pod not in running_pods(kube.pods(job))
+
+
+def may_have_curves(job: Object) -> bool:
+    """Whether a job has begun, and not only just: pods of a first attempt may wait long, and images take minutes."""
+    status = read_status(job.get("status"))
+    return bool(status.attempt or (status.attempt == 0 and (status.running_time or status.completion_time)))
 
 
 def fetch(kube: Kube, job: Object, folder: Path, say: Callable[[str], None]) -> bool:

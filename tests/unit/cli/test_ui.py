@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from grpo_cli.main import main
 from grpo_cli.ui import server
+from grpo_cli.ui.finished import may_have_curves
 from grpo_cli.ui.folder import FolderSource, run_folder
 from grpo_cli.ui.history import MAX_COMPLETIONS, MAX_POINTS, History, decimated
 from grpo_cli.ui.source import SourceError
@@ -48,6 +49,19 @@ def test_a_browser_gets_what_it_lacks() -> None:
     assert [row["step"] for row in history.since(0, 2)["metrics"]] == [3, 4]
     assert history.since(0, 4)["metrics"] == []
     assert len(history.since(0, -1)["completions"]) == 1
+
+
+def test_a_job_that_is_just_starting_has_no_files_that_a_pod_need_be_started_for() -> None:
+    ran = "2026-01-01T00:00:00Z"
+    for status, expected in (
+        ({}, False),
+        ({"phase": "Pending", "attempt": 0}, False),
+        ({"phase": "Starting", "attempt": 0}, False),
+        ({"phase": "Starting", "attempt": 1}, True),
+        ({"phase": "Running", "attempt": 0, "runningTime": ran}, True),
+        ({"phase": "Failed", "attempt": 0, "completionTime": ran}, True),
+    ):
+        assert may_have_curves({"status": status}) is expected, status
 
 
 def test_repeated_steps_start_a_new_generation() -> None:
