@@ -45,6 +45,7 @@ def render(
     import yaml
 
     from grpo_cli.documents.manifest import load_job
+    from grpo_cli.documents.yaml_values import write_yaml
     from grpo_cli.screen.rank_table import table
     from grpo_operator.layout.contracts import make_contract
     from grpo_operator.layout.manifests import manifests
@@ -67,7 +68,7 @@ def render(
             "accelerate.yaml, on the first pod (machine_rank counts up)", yaml.safe_dump(accelerate, sort_keys=False)
         )
     if show in ("all", "manifests"):
-        print(yaml.safe_dump_all(manifests(job, topology, 0), sort_keys=False), end="")
+        print(write_yaml(manifests(job, topology, 0)), end="")
 
 
 def _with_site(document: JobDocument, namespace: str | None, kubeconfig: str | None, context: str | None) -> Job:

@@ -62,7 +62,6 @@ def _job_source(job: str, kubeconfig: str | None, context: str | None, namespace
     """Return a job as a source. Of one whose pods are gone, the run's files come into `folder`."""
     from grpo_cli.cluster.api_errors import explained
     from grpo_cli.cluster.kube import connect
-    from grpo_cli.cluster.pod_http import PodError
     from grpo_cli.ui.cluster import ClusterSource
     from grpo_cli.ui.finished import fetch, is_away
 
@@ -73,9 +72,9 @@ def _job_source(job: str, kubeconfig: str | None, context: str | None, namespace
     try:
         with explained():
             has_files = away and fetch(kube, found, folder, lambda said: click.echo(said, err=True))
-    except (click.ClickException, OSError, PodError) as error:
+    except click.ClickException as error:
         has_files = False
-        click.echo(f"the page is without curves: {getattr(error, 'message', error)}", err=True)
+        click.echo(f"the page is without curves: {error.message}", err=True)
     return ClusterSource(kube, job, folder if has_files else None)
 
 

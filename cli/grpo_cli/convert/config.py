@@ -20,16 +20,19 @@ def job_of(
     config: object,
     model: str,
     dataset: str,
-    rewards: Sequence[str | Callable[..., Any]],
+    rewards: str | Callable[..., Any] | Sequence[str | Callable[..., Any]],
     name: str | None,
     gpus: int | None,
     rows: int | None,
 ) -> str:
     """Return the manifest, and warn of what it does not take over. Raises ValueError."""
+    several = [rewards] if isinstance(rewards, str) or callable(rewards) else rewards
+    if not several:
+        raise ValueError("rewards: name at least one")
     options = dict(_set(config)) | {
         "model_name_or_path": model,
         "dataset_name": dataset,
-        "reward_funcs": [_path(reward) for reward in rewards],
+        "reward_funcs": [_path(reward) for reward in several],
     }
     conversion = convert([Source("GRPOConfig", "trl", options)], Given(nodes=1, gpus=gpus, rows=rows), name)
     for finding in conversion.left:
@@ -39,6 +42,8 @@ def job_of(
 
 def _set(config: object) -> dict[str, Any]:
     """Return the options that somebody set: of a dataclass, those that differ from their defaults."""
+    if isinstance(config, type) or not getattr(config, "__dict__", None):
+        raise ValueError(f"config has no options as its attributes: use a GRPOConfig (found {config!r:.60})")
     if not dataclasses.is_dataclass(config):
         return {name: _plain(value) for name, value in vars(config).items() if not name.startswith("_")}
     found = {}

@@ -9,6 +9,7 @@ import yaml
 
 from grpo_cli.convert.fields import default
 from grpo_cli.convert.rows import Finding, Kind
+from grpo_cli.documents.yaml_values import Dumper, write_yaml
 
 _ORDER = [
     "device",
@@ -73,7 +74,7 @@ class Draft:
         return nested
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(Dumper):
     """Objects over several lines; lists indented; lists of values, and objects in lists, on one line each."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
@@ -96,7 +97,7 @@ _Dumper.add_representer(list, _Dumper.list_node)
 def files_to_yaml(name: str, files: dict[str, str]) -> str:
     """Return a ConfigMap of texts as YAML, in which they can be read and changed."""
     metadata = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
-    text: str = yaml.dump(metadata, sort_keys=False) + "data:\n"
+    text: str = write_yaml([metadata]) + "data:\n"
     for file, content in files.items():
         text += f"  {file}: |\n" + "".join(f"    {line}\n" if line else "\n" for line in content.split("\n")[:-1])
     return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -116,9 +116,10 @@ def load_documents(path: Path) -> list[Document | JobDocument]:
 def read_documents(text: str, source: str) -> list[Document | JobDocument]:
     """Return the documents of a text as load_documents does; messages begin with `source`."""
     try:
-        found = [one for value in read_yaml(text) if value is not None for one in _items(value)]
+        values = read_yaml(text)
     except ValueError as error:
         raise InvalidManifest(f"{source}: not YAML: {error}") from error
+    found = [one for value in values if value is not None for one in _items(value, source)]
     read: list[Document | JobDocument] = []
     for number, one in enumerate(found, 1):
         try:
@@ -205,9 +206,13 @@ def as_json(value: object, path: str = "") -> Any:
     raise ValueError(f"{path or 'the document'}: {type(value).__name__} is no value of JSON (found {value!r})")
 
 
-def _items(value: Any) -> Iterator[Any]:
-    is_list = isinstance(value, dict) and value.get("kind") == "List" and value.get("apiVersion") == "v1"
-    yield from (value.get("items") or []) if is_list else [value]
+def _items(value: Any, source: str) -> Sequence[Any]:
+    if not (isinstance(value, dict) and value.get("kind") == "List" and value.get("apiVersion") == "v1"):
+        return [value]
+    items = value.get("items") or []
+    if not isinstance(items, list):
+        raise InvalidManifest(f"{source}: items of a List must be a list (found {str(items)[:60]})")
+    return items
 
 
 def _is_job(value: Any) -> bool:

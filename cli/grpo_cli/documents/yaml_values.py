@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -49,8 +51,34 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return super().resolve(kind, value, implicit)
 
 
+class Dumper(yaml.SafeDumper):
+    """Writes what `read_yaml` reads: PyYAML leaves texts such as `y` and `1e3` without quotes."""
+
+    def text_node(self, text: str) -> yaml.ScalarNode:
+        """Return a text as a node."""
+        node = self.represent_str(text)
+        if not isinstance(scalar(text), str):
+            node.style = "'"
+        return node
+
+
+Dumper.add_representer(str, Dumper.text_node)
+
+
+def write_yaml(documents: Iterable[Any]) -> str:
+    """Return documents as `read_yaml`, and kubectl, read them."""
+    text: str = yaml.dump_all(documents, Dumper=Dumper, sort_keys=False)
+    return text
+
+
 def read_yaml(text: str) -> list[Any]:
-    """Return the documents of a stream; those that are empty are None. Raises ValueError with the line."""
+    """Return the documents of a stream; those that are empty are None. Raises ValueError with the line.
+
+    A stream of JSON is read as such: its escapes of emoji are none of YAML.
+    """
+    if text.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):  # of YAML that begins as JSON does
+            return [*_read_json(text.strip())]
     found = []
     for first, document in _split(text):
         try:
@@ -81,6 +109,18 @@ def scalar(text: str) -> Any:
     if _FLOAT.fullmatch(digits) and abs(real := float(digits)) != float("inf"):
         return real
     return text
+
+
+def _read_json(text: str) -> Iterator[Any]:
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    while text:
+        value, end = decoder.raw_decode(text)
+        yield value
+        text = text[end:].lstrip()
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
 
 
 class _TagError(Exception):

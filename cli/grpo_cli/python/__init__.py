@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import yaml
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from grpo_cli.documents.manifest import Document, JobDocument, load_documents, only_job, read_documents, read_job
+from grpo_cli.documents.yaml_values import write_yaml
 from grpo_cli.errors import CliError, Exit
 from grpo_cli.python.rows import Rows, rows_in_cluster, table
 from grpo_operator.api import names
@@ -84,7 +84,7 @@ class Job:
         *,
         model: str,
         dataset: str,
-        rewards: Sequence[str | Callable[..., Any]],
+        rewards: str | Callable[..., Any] | Sequence[str | Callable[..., Any]],
         name: str | None = None,
         gpus: int | None = None,
         rows: int | None = None,
@@ -92,8 +92,8 @@ class Job:
     ) -> Self:
         """Return the job that does what a GRPOConfig says, as `grpo convert` does; what has no place is warned of.
 
-        Rewards are functions of modules, or their names. `gpus` are those of the node, `rows` those of the dataset.
-        Raises ValueError.
+        Rewards are functions of modules, or their names: one, or several. `gpus` are those of the node, `rows` those
+        of the dataset. Raises ValueError.
         """
         from grpo_cli.convert.config import job_of
 
@@ -129,7 +129,7 @@ class Job:
     def to_yaml(self) -> str:
         """Return the manifest, for `kubectl apply` and `grpo submit`."""
         documents = [one.document if isinstance(one, JobDocument) else one for one in self._documents]
-        return yaml.safe_dump_all(documents, sort_keys=False)
+        return write_yaml(documents)
 
     def submit(self, *, force: bool = False, show: Callable[[str], object] = print) -> Self:
         """Create or change the job, and the other objects of its file. `force` takes over fields of others.
@@ -138,7 +138,7 @@ class Job:
         """
         from grpo_cli.cluster import submission
 
-        with self._kube() as kube:
+        with self._kube(of_job=False) as kube:
             for what, is_new in submission.submit(kube, self._documents, f"job {self.name}", force=force):
                 show(f"{what} {'created' if is_new else 'applied'}")
         self._folder = None
@@ -174,7 +174,7 @@ class Job:
         Raises JobFailedError; TimeoutError after `timeout` seconds, when the processes have been ended.
         """
         Path(output).mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-", dir=output)).resolve()
+        self._folder = folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-", dir=output)).resolve()
         (manifest := folder / "job.yaml").write_text(self.to_yaml())
         command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(folder)]
         last = ""
@@ -189,9 +189,9 @@ class Job:
             except BaseException:  # Ctrl-C of a notebook reaches this process alone
                 process.terminate()
                 raise
-            is_late = timeout is not None and not timer.is_alive()
-            timer.cancel()
-        self._folder = folder
+            finally:
+                is_late = timeout is not None and not timer.is_alive()
+                timer.cancel()  # or Python would not end before it
         if is_late and process.returncode:
             raise TimeoutError(f"timeout {timeout:.0f} s has passed: the processes were ended; logs are in {folder}")
         if process.returncode:
@@ -227,13 +227,18 @@ class Job:
         return Path(folder)
 
     @contextmanager
-    def _kube(self) -> Iterator[Kube]:
+    def _kube(self, *, of_job: bool = True) -> Iterator[Kube]:
+        """Connect: to the job's namespace, or to that where documents go that name none."""
         from grpo_cli.cluster.api_errors import explained
         from grpo_cli.cluster.kube import connect
 
         with explained():
             kube = connect(*self._cluster)
-            if own := self._job.document["metadata"].get("namespace"):
+            own = self._job.document["metadata"].get("namespace") or kube.namespace
+            if kube.is_asked_for and own != kube.namespace:
+                said = f"job {self.name} is of namespace {own}, and namespace is {kube.namespace}: leave one out"
+                raise CliError(said, Exit.INVALID)
+            if of_job:
                 kube.namespace = own
             yield kube
 

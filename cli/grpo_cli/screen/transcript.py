@@ -28,7 +28,8 @@ def transcript(row: Row) -> Text:
     for message in said:
         is_own = message["role"] == "assistant"
         is_first = is_own or was_own  # the results of one turn are counted together
-        count = f" · {next(counts, 0)} tokens" + ("" if is_own else " read") if is_first else ""
+        number = next(counts, None) if is_first else None  # not counted if turns are another sequence's
+        count = "" if number is None else f" · {number} tokens" + ("" if is_own else " read")
         was_own = is_own
         name = f" {message['name']}" if message.get("name") else ""
         _say(

@@ -18,6 +18,7 @@ from grpo_cli.cluster.launchers import Launchers
 from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.screen.pods import ranks_of, running_pods
 from grpo_cli.screen.view import read_job, read_topology
+from grpo_cli.ui.finished import may_have_curves
 from grpo_cli.ui.folder import FolderSource
 from grpo_cli.ui.history import History
 from grpo_cli.ui.source import Shown, SourceError
@@ -60,7 +61,7 @@ class ClusterSource:
                 self._fetched.refresh()
                 self.shown.history, self.shown.changed = self._fetched.shown.history, self._fetched.shown.changed
                 return
-            if read_status(job.get("status")).attempt is not None:
+            if may_have_curves(job):
                 has_claim = "claimName" in mapping(job["spec"].get("storage"))
                 self.shown.note = self.shown.note or (_GONE if has_claim else _LOST)
             return

@@ -9,6 +9,8 @@ from grpo_cli.cluster.copying import transfer
 from grpo_cli.cluster.copying.folder import Folder
 from grpo_cli.cluster.copying.served_claim import served
 from grpo_cli.cluster.kube import Kube, Object
+from grpo_cli.cluster.pod_http import PodError
+from grpo_cli.errors import CliError, Exit
 from grpo_cli.screen.pods import running_pods
 from grpo_cli.screen.view import read_topology
 from grpo_operator.api.status import read_status
@@ -19,18 +21,24 @@ WANTED = frozenset(f"{name}.jsonl" for name in RUN_FILES)
 
 
 def is_away(kube: Kube, job: Object) -> bool:
-    """Whether a job has begun, and the pod that serves its curves does not run."""
+    """Whether a job has run, and the pod that serves its curves does not run."""
     topology = read_topology(job)
-    if topology is None or read_status(job.get("status")).attempt is None:
+    if topology is None or not may_have_curves(job):
         return False
     return topology.members[0].pod not in running_pods(kube.pods(job))
+
+
+def may_have_curves(job: Object) -> bool:
+    """Whether a job has begun, and not only just: pods of a first attempt may wait long, and images take minutes."""
+    status = read_status(job.get("status"))
+    return bool(status.attempt or (status.attempt == 0 and (status.running_time or status.completion_time)))
 
 
 def fetch(kube: Kube, job: Object, folder: Path, say: Callable[[str], None]) -> bool:
     """Copy the run's files into a folder, by a short-lived pod that mounts the claim as the job's pods do.
 
     Returns whether there are any: a job without a claim keeps none, and one that ended early has none. Raises CliError
-    and ApiException, as `served` does, OSError and PodError.
+    and ApiException.
     """
     metadata, storage = job["metadata"], mapping(job["spec"].get("storage"))
     claim = storage.get("claimName")
@@ -39,8 +47,13 @@ def fetch(kube: Kube, job: Object, folder: Path, say: Callable[[str], None]) -> 
     run = "/".join((metadata["namespace"], metadata["name"], metadata["uid"]))
     path = transfer.join(str(storage.get("subPath") or ""), run)
     say(f"the pods of {metadata['name']} are gone: reading {claim}:{path} by a short-lived pod")
-    with served(kube, claim, say, image=None, job=job) as there:
-        found = there.look(path)
-        files = {name: size for name, size in found["files"].items() if name in WANTED}
-        transfer.copy(there, path, Folder(str(folder)), "", lambda *_: None, found | {"files": files})
+    try:
+        with served(kube, claim, say, image=None, job=job) as there:
+            found = there.look(path)
+            files = {name: size for name, size in found["files"].items() if name in WANTED}
+            transfer.copy(there, path, Folder(str(folder)), "", lambda *_: None, found | {"files": files})
+    except transfer.NotCopiedError as error:  # an attempt has begun, and rewrites them
+        raise CliError(f"{error}: the job goes on, try again", Exit.FAILED) from error
+    except (OSError, PodError) as error:
+        raise CliError(f"claim {claim}: {error}", Exit.UNREACHABLE) from error
     return bool(files)

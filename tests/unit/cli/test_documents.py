@@ -1,12 +1,15 @@
 """Manifests are read as kubectl reads them, and what is refused is named by document, kind, name and field."""
 
+import json
 import re
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from grpo_cli.documents.manifest import InvalidManifest, JobDocument, only_job, read_documents, read_job
-from grpo_cli.documents.yaml_values import read_yaml, scalar
+from grpo_cli.documents.yaml_values import read_yaml, scalar, write_yaml
 from support.control_plane.jobs import spec
 
 HEAD = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob"}
@@ -75,3 +78,26 @@ def test_all_documents_of_a_file_are_read_in_their_order_and_a_wrong_one_is_name
     with pytest.raises(InvalidManifest) as refusal:
         read_documents(CLAIM + job.replace("tiny", "x" * 2000), "job.yaml")
     assert refusal.value.message.startswith("job.yaml: document 2 of 2: job math: spec.model.name: String should have")
+
+
+@given(st.text(st.characters(codec="utf-8")) | st.from_regex(r"[-+]?[0-9][0-9_.xob]*(e[-+]?[0-9]+)?", fullmatch=True))
+@example("1e3")
+@example("0o17")
+@example("y")
+@example("---x\ny")
+def test_what_is_written_is_read_as_it_was(text: str) -> None:
+    documents = [{"a": text, text: [text]}, [text]]
+    assert read_yaml(write_yaml(documents)) == documents
+
+
+def test_json_is_read_as_json() -> None:
+    documents = [{"a": "\N{GRINNING FACE}", "b": 1e3}, {"\tc": [None]}]
+    assert read_yaml("\n".join(json.dumps(one, indent="\t") for one in documents)) == documents
+    assert read_yaml("{a: NaN, b: yes}\n---\nc: 1\n") == [{"a": "NaN", "b": True}, {"c": 1}]
+    assert read_yaml('{"a": NaN}') == [{"a": "NaN"}]
+
+
+@pytest.mark.parametrize("items", ["5", "{a: 1}", "text"])
+def test_items_of_a_list_are_a_list(items: str) -> None:
+    with pytest.raises(InvalidManifest, match=r"job\.yaml: items of a List must be a list \(found "):
+        read_documents(f"apiVersion: v1\nkind: List\nitems: {items}\n", "job.yaml")

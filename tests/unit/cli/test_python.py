@@ -1,16 +1,20 @@
 """`Job` for notebooks, without a cluster: made of arguments, of YAML and of TRL's configuration."""
 
+import json
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from enum import Enum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 
+from grpo_cli.documents.manifest import JobDocument, read_documents
 from grpo_cli.errors import CliError
 from grpo_cli.python import Job, JobFailedError
 from grpo_spec.training import TrainingConfig
@@ -71,6 +75,12 @@ def test_a_configuration_of_trl_becomes_a_job_and_what_has_no_place_is_warned_of
     assert Job.from_trl(SimpleNamespace(max_steps=20, _n_gpu=3), **given).spec.training.max_steps == 20
     with pytest.raises(ValueError, match=r"lambda.* is in no module: write it"):
         Job.from_trl(config, **given | {"rewards": [lambda completions: completions]})
+    assert Job.from_trl(config, **given | {"rewards": "mine:right"}).spec == job.spec
+    with pytest.raises(ValueError, match="rewards: name at least one"):
+        Job.from_trl(config, **given | {"rewards": []})
+    for wrong in ({"max_steps": 20}, Config, object()):
+        with pytest.raises(ValueError, match="config has no options as its attributes"):
+            Job.from_trl(wrong, **given)
 
 
 def test_a_run_that_fails_says_why_and_keeps_what_it_printed(tmp_path: Path) -> None:
@@ -84,3 +94,67 @@ def test_a_run_that_fails_says_why_and_keeps_what_it_printed(tmp_path: Path) -> 
     assert len(job.metrics()) == 0
     with pytest.raises(TimeoutError, match="timeout 0 s has passed"):
         job.run(tmp_path / "again", timeout=0.3, show=said.append)
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job.run(tmp_path / "interrupted", timeout=3600, show=interrupt)
+    assert not [one for one in threading.enumerate() if isinstance(one, threading.Timer) and one.is_alive()]
+    with pytest.raises(CliError, match="interrupted"):
+        job.export(tmp_path / "model")
+
+
+def test_texts_that_look_like_other_values_reach_the_manifest_as_texts() -> None:
+    job = Job("math", **spec(podTemplate={"env": [{"name": "COMMIT", "value": "12e03"}, {"name": "y", "value": "n"}]}))
+    (read,) = read_documents(job.to_yaml(), "job.yaml")
+    assert isinstance(read, JobDocument)
+    assert read.spec == job.spec
+
+
+class Api(BaseHTTPRequestHandler):
+    """An API server that takes everything."""
+
+    applied: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self._answer(
+            200, {"resources": [{"name": "persistentvolumeclaims", "namespaced": True, "kind": CLAIM["kind"]}]}
+        )
+
+    def do_PATCH(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.applied.append(self.path.partition("?")[0])
+        self._answer(201, {})
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+def test_documents_go_to_the_namespaces_that_grpo_submit_sends_them_to(tmp_path: Path) -> None:
+    document = yaml.safe_load(Job("math", **spec()).to_yaml())
+    document["metadata"]["namespace"] = "prod"
+    (file := tmp_path / "job.yaml").write_text(yaml.safe_dump_all([CLAIM, document]))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        named = {"kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}]}
+        named["clusters"] = [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}]
+        named["contexts"] = [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team"}}]
+        (config := tmp_path / "config").write_text(yaml.safe_dump(named))
+        for what in ("submit", "wait", "metrics"):
+            with pytest.raises(CliError, match="job math is of namespace prod, and namespace is dev: leave one out"):
+                getattr(Job.from_yaml(file, kubeconfig=str(config), namespace="dev"), what)()
+        assert not Api.applied
+        said: list[str] = []
+        Job.from_yaml(file, kubeconfig=str(config)).submit(show=said.append)
+        server.shutdown()
+    assert said == ["PersistentVolumeClaim team/data created", "job prod/math created"]
+    assert [one.split("/namespaces/")[1] for one in Api.applied] == [
+        "team/persistentvolumeclaims/data",
+        "prod/grpojobs/math",
+    ]

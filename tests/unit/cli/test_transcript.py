@@ -45,6 +45,13 @@ def test_an_episode_is_shown_turn_by_turn() -> None:
     ]
 
 
+def test_turns_that_are_not_counted_have_no_number_of_tokens() -> None:
+    facts = {name: fact for name, fact in FACTS.items() if name != "tokens"} | {"sequences": 2}
+    said = [{"role": "assistant", "content": "I add."}, {"role": "tool", "name": "add", "content": "3"}]
+    row = {"step": 0, "prompt": "Add.", "completion": said, "reward": 1.0, "advantage": 0.5, "episode": facts}
+    assert transcript(row).plain.splitlines()[-4:] == ["  model", "    I add.", "  tool add", "    3"]
+
+
 def test_a_lost_episode_says_what_failed_and_a_plain_completion_what_it_says() -> None:
     lost = {"lost": "timeout", "failure": "it hangs", "retries": 2}
     row = {"step": 0, "prompt": "Add.", "completion": [], "reward": None, "advantage": 0.0, "episode": lost}

@@ -4,15 +4,23 @@ import json
 import re
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 from click.testing import CliRunner
+from kubernetes import client
 
+from grpo_cli.cluster.copying.folder import Folder
+from grpo_cli.cluster.copying.remote_folder import ClaimError
+from grpo_cli.cluster.kube import Kube
+from grpo_cli.cluster.pod_http import PodError
+from grpo_cli.errors import CliError
 from grpo_cli.main import main
-from grpo_cli.ui import server
+from grpo_cli.ui import finished, server
+from grpo_cli.ui.finished import may_have_curves
 from grpo_cli.ui.folder import FolderSource, run_folder
 from grpo_cli.ui.history import MAX_COMPLETIONS, MAX_POINTS, History, decimated
 from grpo_cli.ui.source import SourceError
@@ -48,6 +56,54 @@ def test_a_browser_gets_what_it_lacks() -> None:
     assert [row["step"] for row in history.since(0, 2)["metrics"]] == [3, 4]
     assert history.since(0, 4)["metrics"] == []
     assert len(history.since(0, -1)["completions"]) == 1
+
+
+def test_a_job_that_is_just_starting_has_no_files_that_a_pod_need_be_started_for() -> None:
+    ran = "2026-01-01T00:00:00Z"
+    for status, expected in (
+        ({}, False),
+        ({"phase": "Pending", "attempt": 0}, False),
+        ({"phase": "Starting", "attempt": 0}, False),
+        ({"phase": "Starting", "attempt": 1}, True),
+        ({"phase": "Running", "attempt": 0, "runningTime": ran}, True),
+        ({"phase": "Failed", "attempt": 0, "completionTime": ran}, True),
+    ):
+        assert may_have_curves({"status": status}) is expected, status
+
+
+class Served(Folder):
+    """A claim whose file an attempt makes shorter while it is read, or whose pod is gone."""
+
+    error: Exception | None = None
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        """See `Folder.read`."""
+        if self.error is not None:
+            raise self.error
+        return super().read(path, offset, length)[:-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "complaint"),
+    [
+        (None, "became shorter while it was copied: the job goes on, try again"),
+        (PodError("no answer for 120 s"), "claim data: no answer for 120 s"),
+        (ClaimError("Input/output error"), "claim data: Input/output error"),
+    ],
+)
+def test_files_that_cannot_be_fetched_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, complaint: str
+) -> None:
+    there = Served(str(tmp_path))
+    there.error = error
+    shutil.copytree(RUN, tmp_path / "sub/team/math/u")
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.setattr(finished, "served", lambda *_, **__: nullcontext(there))
+    metadata = {"namespace": "team", "name": "math", "uid": "u"}
+    job = {"metadata": metadata, "spec": {"storage": {"claimName": "data", "subPath": "sub"}}}
+    kube = Kube(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "team")
+    with pytest.raises(CliError, match=complaint):
+        finished.fetch(kube, job, here, lambda _: None)
 
 
 def test_repeated_steps_start_a_new_generation() -> None:

@@ -112,6 +112,12 @@ class Completion:
         return sum(len(one.token_ids) - length(one.context) for one in (*self.episode.forks, self._own_sequence))
 
     @property
+    def filled(self) -> int:
+        """Tokens that count towards `maxCompletionLength`: of the longest sequence, or sampled in all of them."""
+        forks = self.episode.forks if self.episode else ()
+        return max(len(self.token_ids), self.num_own, *(len(one.token_ids) for one in forks))
+
+    @property
     def own_places(self) -> Sequence[int]:
         """Indexes of the tokens that the model sampled; those of forks are not among them."""
         context = self.episode.context if self.episode else ()

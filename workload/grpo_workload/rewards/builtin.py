@@ -100,7 +100,7 @@ def _soft_overlong(config: SoftOverlongConfig) -> RewardFunction:
         room = config.max_length - config.cache_length - length
         return min(0.0, max(-1.0, room / config.cache_length))
 
-    return lambda prompts, completions: [punishment(len(completion.token_ids)) for completion in completions]
+    return lambda prompts, completions: [punishment(completion.filled) for completion in completions]
 
 
 def _reasoning_gym(name: str, source: PromptSource) -> RewardFunction:

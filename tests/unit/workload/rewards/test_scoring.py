@@ -11,7 +11,7 @@ import pytest
 from trl.rewards import get_soft_overlong_punishment
 
 from grpo_spec.errors import ConfigError
-from grpo_workload.algorithm.samples import Episode
+from grpo_workload.algorithm.samples import Episode, Fork
 from grpo_workload.launcher.rank_processes import describe_error
 from grpo_workload.rewards import scoring
 from grpo_workload.rewards.math_answers import Accuracy
@@ -167,6 +167,18 @@ async def test_soft_overlong_is_that_of_trl():
     table = await score([reward], [make_prompt()] * 12, completions)
     expected = get_soft_overlong_punishment(10, 4)([list(one.token_ids) for one in completions])
     assert table.values == [pytest.approx(expected)]
+
+
+async def test_soft_overlong_counts_all_sequences_of_an_episode():
+    (reward,) = build_rewards([make_config(softOverlong={"maxLength": 10, "cacheLength": 4})], make_source())
+    last = make_completion(token_ids=(1,) * 4)
+
+    def forked(length, context=()):
+        fork = Fork(prompt_ids=(1,), token_ids=(1,) * length, logprobs=(0.0,) * length, context=context)
+        return dataclasses.replace(last, episode=Episode(prompt_ids=(1,), forks=(fork,)))
+
+    table = await score([reward], [make_prompt()] * 3, [last, forked(4), forked(10, ((0, 9),))])
+    assert table.values == [[0.0, -0.5, -1.0]]
 
 
 async def test_reasoning_gym_gets_the_stripped_text_and_the_entry():
