@@ -1,5 +1,5 @@
-"""Files on real kubelets: rows go to a claim, a job trains on them, and its exported model comes back; a copy that was
-interrupted goes on where it was, and leaves no pod.
+"""docs/tutorial.md on real kubelets, as its reader types it: rows go to a claim, a job trains on them, and its exported
+model comes back. A copy that was interrupted goes on where it was, and leaves no pod.
 """
 
 import json
@@ -12,22 +12,28 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 from grpo_cli.cluster.copying.copy_pod import SELECTOR
 from grpo_cli.python import Job
 from grpo_devcluster import storage
 from grpo_devcluster.progress import wait_until
 from support.cluster.jobs_on_cluster import JobOnCluster
+from support.cluster.tutorial import Tutorial
+from support.paths import ROOT
+from support.trainer.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-CLAIM = """
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: runs}
-spec: {accessModes: [ReadWriteMany], resources: {requests: {storage: 1Gi}}}
-"""
+COMMANDS = {"--gpu l4": f"--gpu l4 --model {ROOT / 'tests/unit/workload/capacity/configs/qwen2.5-0.5b'}"}
+"""What the page's commands have here besides: the model's configuration, as there is no hub."""
+
+JOB = {
+    "  model: {name: Qwen/Qwen2.5-0.5B-Instruct}\n": "  model: {path: /data/tiny, dtype: float32}\n"
+    "  device: {type: cpu, resourceName: nvidia.com/gpu}\n",
+    "promptsPerStep: 16, numGenerations: 8": "promptsPerStep: 3, numGenerations: 4",
+    "generation: {topology: Colocate,": "generation: {topology: Colocate, engine: Transformers,",
+}
+"""What the page's job has here instead: a tiny model, few completions and no GPU."""
 
 
 def _start(job: JobOnCluster, *args: str) -> subprocess.Popen[str]:
@@ -44,19 +50,39 @@ def _grpo(job: JobOnCluster, *args: str) -> str:
     return said
 
 
-def test_rows_go_in_and_a_model_comes_out(job: JobOnCluster, tmp_path: Path) -> None:
-    job("apply", "-f", "-", stdin=CLAIM)
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": f"{n} + 1 ="}) + "\n" for n in range(16)))
-    _grpo(job, "cp", str(rows), "runs:sets/")
+def test_the_tutorial_does_what_it_says(job: JobOnCluster, tmp_path: Path) -> None:
+    page = Tutorial(job, tmp_path, COMMANDS)
+    page.through("grpo cp")
+    data = storage.claim_path(job.kubeconfig, job.namespace, "sums")
+    assert (data / "sets/train.jsonl").read_bytes() == (tmp_path / "train.jsonl").read_bytes()
+    assert (data / "sets/train.jsonl").stat().st_uid == 65532
+    _interrupted_copy_goes_on(job, tmp_path, data)
+
+    page.through("grpo plan")
+    make_tiny_model(data / "tiny")
+    page.change("job.yaml", JOB)
+    page.through("grpo submit")
+    page.through("grpo status")
+    job("wait", "pod", "-l", "training.grpo.dev/job=sums", "--for=delete", "--timeout=120s")
+    _page_of_a_finished_job(page.start("grpo ui sums", "--no-browser"))
+    page.through("grpo export")
+    export = json.loads(job("get", "grpojob", "sums", "-o", "json"))["status"]["export"]
+    files = {path.name: path.read_bytes() for path in (data / export["path"]).iterdir()}
+    assert export["bytes"] == sum(map(len, files.values()))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == files
+    page.through("python ask.py")
+    assert page.has_ended()
+
+    there = Job.from_cluster("sums", kubeconfig=str(job.kubeconfig), namespace=job.namespace)
+    assert list(there.metrics()["step"]) == list(range(50))
+    assert (there.export(tmp_path / "again") / "config.json").read_bytes() == files["config.json"]
+
+
+def _interrupted_copy_goes_on(job: JobOnCluster, tmp_path: Path, data: Path) -> None:
     big = tmp_path / "big.bin"
     big.write_bytes(os.urandom(200 << 20))
-    data = storage.claim_path(job.kubeconfig, job.namespace, "runs")
-    assert (data / "sets/rows.jsonl").read_bytes() == rows.read_bytes()
-    assert (data / "sets/rows.jsonl").stat().st_uid == 65532
-
     part = data / ".big.bin.grpo-cp"
-    process = _start(job, "cp", str(big), "runs:")
+    process = _start(job, "cp", str(big), "sums:")
     wait_until(lambda: part.exists() and part.stat().st_size > 16 << 20, "a part of the file", 120, interval=0.05)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
@@ -64,35 +90,19 @@ def test_rows_go_in_and_a_model_comes_out(job: JobOnCluster, tmp_path: Path) -> 
     left = json.loads(job("get", "pods", "-l", SELECTOR, "-o", "json"))["items"]
     assert [pod for pod in left if "deletionTimestamp" not in pod["metadata"]] == []
     assert not (data / "big.bin").exists()
-    assert "bytes were there already" in _grpo(job, "cp", str(big), "runs:")
+    assert "bytes were there already" in _grpo(job, "cp", str(big), "sums:")
     assert (data / "big.bin").read_bytes() == big.read_bytes()
     assert not part.exists()
 
-    job.apply(
-        dataset={"path": "/data/sets/rows.jsonl"},
-        generation={"topology": "Colocate", "engine": "Transformers"},
-        trainer={"groups": [{"name": "a", "gpus": 1}]},
-        storage={"claimName": "runs", "export": {"everySteps": 2}},
-    )
-    export = job.wait_for("Complete", 600)["export"]
-    files = {path.name: path.read_bytes() for path in (data / export["path"]).iterdir()}
-    assert export["bytes"] == sum(map(len, files.values()))
-    _grpo(job, "export", "tiny", str(tmp_path / "model"))
-    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == files
-    AutoModelForCausalLM.from_pretrained(tmp_path / "model")
 
-    # A finished job's page, after its pods are gone: curves and completions come from the claim, the rest from the job.
-    wait_until(lambda: job("get", "pods", "-l", "training.grpo.dev/job=tiny", "-o", "name") == "", "no pods", 120)
-    process = _start(job, "ui", "tiny", "--no-browser")
+def _page_of_a_finished_job(process: subprocess.Popen[str]) -> None:
+    """After its pods are gone: curves and completions come from the claim, the rest from the job."""
     assert process.stdout is not None
     address = next(found[0] for line in process.stdout if (found := re.search(r"http://[^/\s]+", line)))
     with urllib.request.urlopen(f"{address}/api/state?generation=0&after=-1", timeout=60) as answer:
         shown = json.load(answer)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert [row["step"] for row in shown["metrics"]] == [0, 1]
+    assert [row["step"] for row in shown["metrics"]] == list(range(50))
     assert shown["completions"]
     assert (shown["job"]["phase"], shown["note"]) == ("Succeeded", "")
-    there = Job.from_cluster("tiny", kubeconfig=str(job.kubeconfig), namespace=job.namespace)
-    assert list(there.metrics()["step"]) == [0, 1]
-    assert (there.export(tmp_path / "again") / "config.json").read_bytes() == files["config.json"]

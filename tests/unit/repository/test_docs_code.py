@@ -267,6 +267,27 @@ def _python(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert AutoModelForCausalLM.from_pretrained(folder / "model").config.hidden_size == 64
 
 
+def _tutorial(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are written that the page's reward can score, and the exported model answers.
+
+    tests/e2e/test_copy.py follows the whole page.
+    """
+    if code.startswith("# ask.py\n"):
+        make_tiny_model(folder / "model")
+        assert _run(code, folder)
+        return
+    _run(code, folder)
+    (manifest,) = [block.text for block in blocks(ROOT / "docs/tutorial.md") if block.text.startswith("# job.yaml\n")]
+    names: dict[str, Any] = {}
+    exec(next(yaml.safe_load_all(manifest))["data"]["sums.py"], names)
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    right = [row["solution"] for row in rows[:3]]
+    texts = [f" {right[0]}\n", f"It is {right[1]} .", "1"]
+    completions = [[{"role": "assistant", "content": text}] for text in texts]
+    assert names["is_sum"](completions=completions, solution=right, prompts=[]) == [1.0, 0.5, 0.0]
+    assert len({json.dumps(row) for row in rows}) == len(rows) == 512
+
+
 CHECKS: Mapping[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "agents.md": _agents,
     "journal.md": _journal,
@@ -277,6 +298,7 @@ CHECKS: Mapping[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "lora.md": _adapters,
     "python.md": _python,
     "training.md": _loss,
+    "tutorial.md": _tutorial,
     "vision.md": _images,
 }
 
