@@ -211,8 +211,15 @@ class Foreign:
         if "deletionTimestamp" in one["metadata"]:  # then nobody may add a finalizer
             return False
         body = {"metadata": {"uid": one["metadata"]["uid"], **metadata({"kind": kind, **one})}}
+        path = f"{PATHS[kind]}/{one['metadata']['name']}"
         self._note(f"  others write {kind} {one['metadata']['name']}: {body}")
-        return self._api.merge(f"{PATHS[kind]}/{one['metadata']['name']}", body) is not None
+        try:
+            return self._api.merge(path, body) is not None
+        except RuntimeError:
+            live = self._api("GET", path)
+            if live is None or "deletionTimestamp" in live["metadata"]:  # since it was read
+                return False
+            raise
 
     def _pick(self, uids: Iterable[str]) -> str | None:
         found = sorted(uids)
