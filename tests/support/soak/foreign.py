@@ -39,13 +39,16 @@ ACTS = {
 
 
 class Foreign:
-    """Random acts of others. `note` writes to the soak's log.
+    """Random acts of others. `note` writes to the soak's log; `deleted` says whether the operator has deleted an object
+    of a kind and name since a time.
 
     Theirs are known by UID: each as it was when they last wrote it, which is how it must stay.
     """
 
-    def __init__(self, api: Api, random: Random, note: Callable[[str], None]) -> None:
-        self._api, self._random, self._note = api, random, note
+    def __init__(
+        self, api: Api, random: Random, note: Callable[[str], None], deleted: Callable[[str, str, str], bool]
+    ) -> None:
+        self._api, self._random, self._note, self._deleted = api, random, note, deleted
         self._theirs: dict[str, tuple[str, Object]] = {}  # UID: kind, object
         self._until: dict[str, float] = {}  # UID of what stands in the way: when it goes
         self._held: dict[tuple[str, str], float] = {}  # kind and name of jobs' objects: when their finalizer goes
@@ -88,8 +91,12 @@ class Foreign:
     def without(self, seen: Seen) -> Seen:
         """Return what is not theirs. Raises AssertionError if something of theirs changed or is gone."""
         live = {one["metadata"]["uid"]: one for kind in KINDS for one in seen[kind]}
-        for uid, (kind, before) in self._theirs.items():
-            name = before["metadata"]["name"]
+        for uid, (kind, before) in list(self._theirs.items()):
+            name, since = before["metadata"]["name"], before["metadata"]["creationTimestamp"]
+            if uid not in live and kind == "Pod" and uid in self._until and not self._deleted(kind, name, since):
+                # The StatefulSet's controller deletes by name what it takes for its own pod, which has just gone.
+                self._forget(uid)
+                continue
             assert uid in live, f"{kind} {name}, which is of another, is gone"
             assert _kept(live[uid]) == _kept(before), f"{kind} {name}, which is of another, was changed: {live[uid]}"
             writers = {entry["manager"] for entry in live[uid]["metadata"].get("managedFields", ())}
@@ -225,13 +232,19 @@ class Foreign:
         found = sorted(uids)
         return self._random.choice(found) if found else None
 
-    def _remove(self, uid: str) -> None:
-        kind, one = self._theirs.pop(uid)
+    def _forget(self, uid: str) -> tuple[str, Object]:
         self._until.pop(uid, None)
+        return self._theirs.pop(uid)
+
+    def _remove(self, uid: str) -> None:
+        kind, one = self._forget(uid)
         self._note(f"  others delete {kind} {one['metadata']['name']}")
         options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background", "preconditions": {"uid": uid}}
         gone = self._api("DELETE", f"{PATHS[kind]}/{one['metadata']['name']}", options)
-        assert gone is not None, f"{kind} {one['metadata']['name']}, which is of another, was already gone"
+        if gone is None:
+            name, since = one["metadata"]["name"], one["metadata"]["creationTimestamp"]
+            is_by_name = kind == "Pod" and not self._deleted(kind, name, since)
+            assert is_by_name, f"{kind} {name}, which is of another, was already gone"
 
 
 def names_job(one: Object) -> str:

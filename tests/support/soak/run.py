@@ -16,6 +16,7 @@ from grpo_devcluster import binaries, kube
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_operator.decide.second_look import News
 from grpo_operator.runtime.rate_limits import RATES
+from support.control_plane import audit
 from support.control_plane.operators import Operator, Release, install_chart
 from support.soak.api import NAMESPACE, Api
 from support.soak.choice import choose
@@ -98,7 +99,10 @@ class _Soak:
         self._random = Random(options.seed)
         self._api, self._etcd = Api(plane), Etcd(plane)
         # Others draw numbers of their own, so that a seed does the same work without them.
-        self._others, self._foreign = Random(options.seed), Foreign(self._api, Random(options.seed), note)
+        self._others, self._foreign = (
+            Random(options.seed),
+            Foreign(self._api, Random(options.seed), note, self._deleted),
+        )
         self._work = Work(self._api, self._random, options.jobs, note, self._foreign)
         self._faults = Faults(plane, self._random, note)
         self._samples: list[Sample] = []
@@ -146,6 +150,15 @@ class _Soak:
         finally:
             for operator in operators:
                 operator.kill()
+
+    def _deleted(self, kind: str, name: str, since: str) -> bool:
+        """Whether the operator has deleted an object of this kind and name since a time, by the audit log."""
+        for event in audit.requests(self._plane.audit_log, self._release.user):
+            where = event.get("objectRef", {})
+            is_it = (where.get("resource"), where.get("name")) == (f"{kind.lower()}s", name)
+            if event["verb"] == "delete" and is_it and event["stageTimestamp"] >= since.removesuffix("Z"):
+                return True
+        return False
 
     def result(self) -> dict[str, Any]:
         return {
