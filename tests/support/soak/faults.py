@@ -90,11 +90,13 @@ class Faults:
                 self._note(f"FAULT over: {one[1]}")
                 one[2]()
 
-    def collect_again(self) -> None:
-        """Let garbage collection begin again, as with a new leader: an owner that ended while its watch was broken is
-        there for it until then.
+    def replace_controllers(self) -> None:
+        """Let Kubernetes' controllers begin again, as with a new leader.
+
+        Garbage collection takes an owner that ended while its watch was broken for one that is there, and the
+        StatefulSets' controller asks ever more rarely whether its own watch has caught up.
         """
-        self._note("garbage collection begins again")
+        self._note("Kubernetes' controllers begin again")
         (manager,) = [daemon for daemon in self._plane.daemons() if daemon.name == "kube-controller-manager"]
         manager.stop(grace=0)  # `go_on` starts it
 

@@ -43,8 +43,8 @@ REST_SECONDS = 150
 API server refuses children of GRPOJobs for up to 30 s."""
 
 
-GARBAGE_SECONDS = 45
-"""Seconds in which garbage collection, if it has seen its owner end, deletes what a job left."""
+CONTROLLERS_SECONDS = 60
+"""Seconds in which Kubernetes' controllers do their part, if broken watches have not set them back."""
 
 
 SHOWN_SECONDS = RATES[News.DETAILS].seconds + 1
@@ -197,7 +197,7 @@ class _Soak:
 
     def _come_to_rest(self) -> None:
         begin = told = time.monotonic()
-        collect = begin + GARBAGE_SECONDS
+        replace = begin + CONTROLLERS_SECONDS
         while True:
             self._faults.go_on()
             differences = {name: found for name, found in self._work.look().items() if found}
@@ -212,9 +212,9 @@ class _Soak:
                 }
                 said = json.dumps({"jobs": differences, "left": left, "statuses": statuses}, indent=1)
                 raise SoakError(f"not at rest after {REST_SECONDS} s: {said}")
-            if left and not differences and time.monotonic() > collect:
-                self._faults.collect_again()
-                collect = time.monotonic() + REST_SECONDS
+            if time.monotonic() > replace:
+                self._faults.replace_controllers()
+                replace = time.monotonic() + REST_SECONDS
             if time.monotonic() > told + 20:
                 told = time.monotonic()
                 self._note(f"not at rest: {differences} {left}")
