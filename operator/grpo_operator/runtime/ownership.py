@@ -30,9 +30,12 @@ def check_owner(manifest: Object, live: Object) -> None:
 def describe_foreign(kind: str, live: Object) -> str:
     """Say whose an object is that has the name of a job's, and what to do."""
     owner = controller_of(live)
+    name = live["metadata"]["name"]
     holder = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no owner"
+    if owner.get("kind") == "StatefulSet" and name.rpartition("-")[0] == owner["name"]:  # whose name is right
+        holder = f"belongs to another StatefulSet {owner['name']} than the job's"
     cure = "it is not adopted; delete it, or give the job another name"
-    return f"{kind} {live['metadata']['name']} already exists and {holder}: {cure}"
+    return f"{kind} {name} already exists and {holder}: {cure}"
 
 
 def noted_as_applied(live: Object) -> list[Object]:

@@ -11,7 +11,7 @@ from grpo_operator.passes.children import Changes, ChildApplier
 from grpo_operator.runtime.applied import Applied
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ForeignError
-from grpo_operator.runtime.ownership import noted_as_applied
+from grpo_operator.runtime.ownership import describe_foreign, noted_as_applied
 from support.control_plane.memory_api import MemoryApi, failure
 from support.control_plane.memory_store import Store
 
@@ -131,3 +131,14 @@ async def test_a_pod_group_is_sent_as_kubernetes_1_36_has_it_where_that_is_what_
     assert path == "/apis/scheduling.k8s.io/v1alpha2/namespaces/ns/podgroups"
     older = {"schedulingPolicy": newer["spec"]["schedulingPolicy"], "disruptionMode": "PodGroup"}  # type: ignore[index]
     assert (sent["apiVersion"], sent["spec"]) == ("scheduling.k8s.io/v1alpha2", older)
+
+
+def test_a_pod_of_another_set_of_the_same_name_is_told_apart() -> None:
+    """`kubectl` shows the job's own StatefulSet by that name."""
+    owner = {"kind": "StatefulSet", "name": "job-a", "uid": "earlier", "controller": True}
+    pod = {"metadata": {"name": "job-a-0", "ownerReferences": [owner]}}
+    assert "Pod job-a-0 already exists and belongs to another StatefulSet job-a than the job's" in describe_foreign(
+        "Pod", pod
+    )
+    other = {"metadata": {"name": "job-a-0", "ownerReferences": [owner | {"kind": "Job", "name": "job"}]}}
+    assert "belongs to Job job:" in describe_foreign("Pod", other)
