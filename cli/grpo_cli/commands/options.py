@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import click
@@ -68,7 +69,9 @@ job_argument = click.argument("job", shell_complete=_complete_jobs)
 
 def gpu_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Return the bytes of an option's GPU, given by its name or by its memory."""
-    try:
-        return None if value is None else gpu_bytes(value)
-    except (ValueError, KeyError):
-        raise click.BadParameter(f"{value} is neither one of {GPUS}, nor a size such as 80Gi") from None
+    if value is None:
+        return None
+    with suppress(ValueError, KeyError):
+        if (size := gpu_bytes(value)) >= 2**30:  # 80 is meant as 80Gi
+            return size
+    raise click.BadParameter(f"{value} is neither one of {GPUS}, nor a size such as 80Gi")

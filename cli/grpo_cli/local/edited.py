@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from grpo_operator.api.spec import parse_spec
@@ -12,7 +13,6 @@ from grpo_operator.layout.pods import pod_template
 from grpo_operator.layout.topology import Job, plan_topology
 from grpo_spec.contract import Contract
 from grpo_spec.gpus import bytes_of_node
-from grpo_spec.schema import in_bytes
 from grpo_workload.capacity.edits import Edit, candidates, edited
 
 
@@ -32,13 +32,15 @@ def edits(job: Job, spec: Mapping[str, Any]) -> Iterator[tuple[Edit, Contract]]:
 
 def pod_sizes(job: Job) -> tuple[dict[str, int], dict[str, int]]:
     """Return what pod templates say, by group: limits of host memory, and the memory of the GPUs that they select."""
+    from kubernetes.utils.quantity import parse_quantity  # late: it loads a client of all kinds
+
     limits, gpus = {}, {}
     for group in plan_topology(job).groups:
         pod = pod_template(job, group, 0)["spec"]
         resources = pod["containers"][0].get("resources") or {}
         limit = str((resources.get("limits") or {}).get("memory", ""))
-        if limit.endswith("i") or limit.isdigit():
-            limits[group.spec.name] = in_bytes(limit)
+        with suppress(ValueError):  # it is the API server that refuses what is no quantity
+            limits[group.spec.name] = int(parse_quantity(limit))
         if (size := bytes_of_node(pod.get("nodeSelector", {}))) is not None:
             gpus[group.spec.name] = size
     return limits, gpus

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from grpo_spec import contract as c
@@ -41,7 +42,8 @@ def outcome_of(output: Path, pod: str, returncode: int) -> Outcome:
     """Return how a pod has ended: as it says itself, or that it could not say it."""
     state = state_folder(output, pod)
     message = state / "termination-log"
-    if message.exists() and (said := message.read_text()):  # empty: it had begun, and was killed
-        return Outcome.model_validate_json(said)
+    if message.exists() and (said := message.read_text(errors="replace")):  # empty: it had begun, and was killed
+        with suppress(ValueError):  # killed while it wrote that
+            return Outcome.model_validate_json(said)
     text = f"the launcher of {pod} ended with {returncode} and no result: see {state / 'launcher.log'}"
     return Outcome(attempt=0, exit_code=ExitCode.RANK_FAILED, reason=Reason.LAUNCHER_DIED, message=text)

@@ -113,13 +113,16 @@ def find_refusal(spec: Mapping[str, Any], label: str, layers: Layers) -> str | N
     checked: dict[str, Mapping[str, Any]] = {
         "spec": {**{name: spec.get(name) for name in SECTIONS}, QUEUE: label or None}
     }
-    checked |= {root: {"podTemplate": template} for root, template in _group_templates(spec)}
+    groups = {root: {"podTemplate": template} for root, template in _group_templates(spec)}
+    checked |= groups
     for kind in reversed(names.DEFAULTS_KINDS):
-        enforced = _leaves(_block(layers, kind, ENFORCED))
+        enforced = _of_pods_too(_leaves(_block(layers, kind, ENFORCED)))
         for root, values in checked.items():
-            for path, value in _leaves(values).items():
-                if path in enforced and enforced[path] != value:
-                    said = f"{kind} {names.DEFAULTS_NAME} enforces {_shown(enforced[path])}; set this, or leave it out"
+            own = _leaves(values, nulls=root in groups)
+            for path, value in enforced.items():
+                # What is set above a value, where it has no map, hides it.
+                if any(own.get(path[:n], value) != value for n in range(1, len(path) + 1)):
+                    said = f"{kind} {names.DEFAULTS_NAME} enforces {_shown(value)}; set this, or leave it out"
                     wrong.append(f"{_field(path, root)}: {said}")
         # What a namespace sets is below what the cluster does.
         checked |= {f"{kind} {names.DEFAULTS_NAME}, spec.{block}": _block(layers, kind, block) for block in BLOCKS}
@@ -154,16 +157,24 @@ def _of_all(layers: Layers, block: str) -> _Leaves:
     return {path: value for kind in kinds for path, value in _leaves(_block(layers, kind, block)).items()}
 
 
-def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> _Leaves:
-    """Return values that are set by their paths."""
+def _of_pods_too(enforced: _Leaves) -> _Leaves:
+    """Add that pods, whose own labels and annotations win over common ones, have those that are enforced."""
+    own = {"commonLabels": "labels", "commonAnnotations": "annotations"}
+    return {
+        ("podTemplate", own[path[0]], *path[1:]): value for path, value in enforced.items() if path[0] in own
+    } | enforced
+
+
+def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = (), *, nulls: bool = False) -> _Leaves:
+    """Return values that are set by their paths. `nulls`: also those that are null, which in a group remove a value."""
     found: _Leaves = {}
     for name, value in values.items():
         path = (*above, name)
         if isinstance(value, Mapping):
-            found |= _leaves(value, path)
+            found |= _leaves(value, path, nulls=nulls)
         elif isinstance(value, list | tuple) and path[:-1] == ("podTemplate",) and name in _LISTS:
             found |= {(*path, _key(name, item)): item for item in value}
-        elif value is not None:
+        elif value is not None or nulls:
             found[path] = value
     return found
 

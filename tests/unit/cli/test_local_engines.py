@@ -20,6 +20,8 @@ KILLED = "state.joinpath('termination-log').touch()\n    os.kill(os.getpid(), 9)
 REFUSED = """said = '{"attempt": 0, "exitCode": 64, "reason": "ConfigError", "message": "generation.x is wrong"}'
     state.joinpath('termination-log').write_text(said)
     os._exit(64)"""
+CUT_OFF = """state.joinpath('termination-log').write_bytes(b'{"attempt": 0, "exitCode": 7')
+    os.kill(os.getpid(), 9)"""
 ENDS = """
 import os, pathlib
 if pod := os.environ.get('POD_NAME'):
@@ -71,6 +73,12 @@ def test_another_begins_in_a_folder_without_state_until_the_restarts_are_used_up
     assert "ended with -9 and no result" in engines.said[0]
     assert engines.said[0].endswith("another begins in 0 s")
     assert engines.said[-1] == ("no other job-gen-1 begins: all 3 restarts of failurePolicy.maxRestarts are used up")
+
+
+def test_a_pod_killed_while_it_says_how_it_ends_begins_again(tmp_path: Path) -> None:
+    engines = Engines(tmp_path, CUT_OFF, onGenerationFailure="RestartGeneration")
+    assert engines.go_on([0])
+    assert ["ended with -9 and no result" in line and "another begins" in line for line in engines.said] == [True, True]
 
 
 def test_restarts_are_forgotten_after_steps(tmp_path: Path) -> None:

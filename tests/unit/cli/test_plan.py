@@ -36,8 +36,9 @@ def test_the_gpu_has_to_be_known() -> None:
     result = _plan(EXAMPLES / "one-node-4+1.yaml")
     assert result.exit_code == 2
     assert "give --gpu: h100, h200" in result.output
-    result = _plan(EXAMPLES / "one-node-4+1.yaml", "--gpu", "h1000")
-    assert "h1000 is neither one of h100," in result.output
+    for wrong in ("h1000", "80", "-80Gi"):  # 80 bytes are meant by nobody
+        result = _plan(EXAMPLES / "one-node-4+1.yaml", "--gpu", wrong)
+        assert f"{wrong} is neither one of h100," in result.output
 
 
 def test_what_does_not_fit_is_said_with_edits() -> None:

@@ -6,20 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from aiohttp import ClientSession
 from click.testing import CliRunner
 
 from grpo_cli.documents.manifest import load_job
+from grpo_cli.local.edited import pod_sizes
 from grpo_cli.local.planning import answer, question
 from grpo_cli.main import main
 from grpo_cli.screen.memory_plan import verdict
 from grpo_cli.screen.view import read_job
+from grpo_cli.ui import plans
 from grpo_cli.ui.folder import FolderSource
 from grpo_cli.ui.server import serving
 from grpo_cli.ui.source import Shown
+from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.topology import Job
 from grpo_spec.gpus import gpu_bytes
+from support.control_plane.jobs import job as make_job
 from support.paths import EXAMPLES, RUN_FOLDER
 from support.trainer.tiny_model import make_tiny_model
 
@@ -95,6 +100,37 @@ async def test_why_there_is_no_plan_is_said(tmp_path: Path) -> None:
         got = await _ended(session, f"{address}api/plan?gpu=l4")
     assert got["state"] == "failed"
     assert "/missing" in got["error"]
+
+
+async def test_a_model_that_was_missing_is_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "RETRY_SECONDS", 0.1)
+    path = tmp_path / "model"
+    job = _stored(MANIFEST, "a")
+    spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"name": None, "path": str(path)})})
+    async with serving(_OneJob(replace(job, spec=spec)), 0) as address, ClientSession() as session:
+        assert (await _ended(session, f"{address}api/plan?gpu=l4"))["state"] == "failed"
+        make_tiny_model(path, heads=4)
+        await asyncio.sleep(0.2)
+        assert (await _ended(session, f"{address}api/plan?gpu=l4"))["state"] == "made"
+
+
+async def test_a_job_whose_pods_cannot_be_made_has_no_plan() -> None:
+    manifest = yaml.safe_load(MANIFEST.read_text())
+    many = [{"name": f"A{number}", "value": "x"} for number in range(200)]
+    job = _stored(MANIFEST, "a")
+    other = {"env": [{"name": f"B{number}", "value": "x"} for number in range(200)]}
+    group = manifest["spec"]["trainer"]["groups"][0] | {"podTemplate": other}
+    spec = parse_spec(manifest["spec"] | {"podTemplate": {"env": many}, "trainer": {"groups": [group]}})
+    async with serving(_OneJob(replace(job, spec=spec)), 0) as address, ClientSession() as session:
+        status, got = await _get(session, f"{address}api/plan?gpu=l4")
+    assert (status, got["state"]) == (200, "failed")
+    assert "at most 256 items" in got["error"]
+
+
+@pytest.mark.parametrize(("limit", "size"), [("1.5Gi", 3 << 29), ("64G", 64 * 10**9), ("64", 64), ("lotsi", None)])
+def test_a_limit_of_memory_is_read_as_kubernetes_does(limit: str, size: int | None) -> None:
+    limits, _ = pod_sizes(make_job(podTemplate={"resources": {"limits": {"memory": limit}}}))
+    assert set(limits.values()) == ({size} if size else set())
 
 
 async def test_a_folder_and_an_invalid_job_have_no_such_view() -> None:

@@ -89,6 +89,35 @@ def test_what_is_enforced_otherwise_is_refused_by_field_and_object() -> None:
     assert queue_of("ours", layers) == "gpus"
 
 
+def test_a_group_can_neither_remove_nor_hide_what_is_enforced() -> None:
+    """Over the job's podTemplate, a null of a group removes a value, and another form replaces a map."""
+    layers = {
+        CLUSTER: {"enforced": {"podTemplate": {"securityContext": {"runAsUser": 7, "capabilities": {"drop": 1}}}}}
+    }
+    for name, own in (("runAsUser", None), ("capabilities", None), ("capabilities", [])):
+        template = {"securityContext": {name: own}}
+        said = find_refusal(_job(trainer={"groups": [{"name": "a", "gpus": 1, "podTemplate": template}]}), "", layers)
+        assert said is not None
+        assert said.startswith(f"spec.trainer.groups[0].podTemplate.securityContext.{name}")
+        assert f"{CLUSTER} default enforces" in said
+
+
+def test_labels_and_annotations_of_pods_do_not_replace_common_ones_that_are_enforced() -> None:
+    layers = {CLUSTER: {"enforced": {"commonLabels": {"cost": "site"}, "commonAnnotations": {"cost": "site"}}}}
+    own = {"labels": {"cost": "mine", "more": "b"}, "annotations": {"cost": "mine"}}
+    group = {"name": "a", "gpus": 1, "podTemplate": own}
+    for root, job in (("spec", _job(podTemplate=own)), ("spec.trainer.groups[0]", _job(trainer={"groups": [group]}))):
+        said = find_refusal(job, "", layers)
+        assert said is not None
+        assert said.split("; ")[::2] == [
+            f"{root}.podTemplate.{name}.cost: {CLUSTER} default enforces site" for name in ("labels", "annotations")
+        ]
+    same = {"labels": {"cost": "site"}}
+    assert find_refusal(_job(podTemplate=same), "", layers) is None
+    layers[CLUSTER]["enforced"]["podTemplate"] = {"labels": {"cost": "mine"}}  # the site itself wants another on pods
+    assert find_refusal(_job(podTemplate={"labels": {"cost": "mine"}}), "", layers) is None
+
+
 def test_tolerations_of_a_group_do_not_replace_those_of_the_site() -> None:
     group = {"name": "a", "gpus": 1, "podTemplate": {"tolerations": [{"key": "mine"}]}}
     spec = _job(trainer={"groups": [group]})
