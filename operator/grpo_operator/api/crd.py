@@ -20,7 +20,7 @@ from grpo_operator.api.root_rules import RULES, skipped_by_the_status
 from grpo_operator.api.site_crds import site_crds
 from grpo_operator.api.spec import GRPOJobSpec
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.api.structural import Schema, remove_defaults, structural
+from grpo_operator.api.structural import Schema, definition, remove_defaults, structural
 from grpo_operator.api.user_schema import without_defaults
 
 _ROOT = Path(__file__).parents[3]
@@ -80,42 +80,19 @@ def crd() -> Schema:
     schema[RULES] = skipped_by_the_status(schema, NAME_RULES, change_rules(schema["properties"]["spec"]))
     for section in _ATOMIC:
         schema["properties"]["spec"]["properties"][section] |= _ATOMICALLY
-    version = {
-        "name": names.VERSION,
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": schema},
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.generation.server.elastic.replicas",
-                "statusReplicasPath": ".status.elastic.replicas",
-                "labelSelectorPath": ".status.elastic.selector",
-            },
-        },
-        "additionalPrinterColumns": [
-            {"name": name, "type": kind, "jsonPath": path, "priority": priority}
-            for name, kind, path, priority in _COLUMNS
-        ],
+    words = {
+        "kind": names.KIND,
+        "plural": names.PLURAL,
+        "singular": "grpojob",
+        "shortNames": ["grpo"],
+        "categories": ["all"],
     }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
-        "spec": {
-            "group": names.GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": names.KIND,
-                "listKind": f"{names.KIND}List",
-                "plural": names.PLURAL,
-                "singular": "grpojob",
-                "shortNames": ["grpo"],
-                "categories": ["all"],
-            },
-            "versions": [version],
-        },
+    scale = {
+        "specReplicasPath": ".spec.generation.server.elastic.replicas",
+        "statusReplicasPath": ".status.elastic.replicas",
+        "labelSelectorPath": ".status.elastic.selector",
     }
+    return definition("Namespaced", words, schema, _COLUMNS, scale)
 
 
 def render() -> str:

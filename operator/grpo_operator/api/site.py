@@ -1,4 +1,4 @@
-"""What a site sets for its jobs: GRPOClusterDefaults for all of them, GRPODefaults for those of a namespace. Pure.
+"""Defaults of a site for its jobs: GRPOClusterDefaults for all of them, GRPODefaults for those of a namespace. Pure.
 
 Each has two blocks that are parts of a GRPOJob's spec: `defaults`, under what a job sets, and `enforced`, which no job
 may set otherwise. The layers of a job are those of both objects, in the form in which its status keeps them. Everything
@@ -21,7 +21,7 @@ from grpo_spec.lenient import mapping, mappings
 QUEUE = "queue"
 """Stands for the job's label: no section of a spec says in which queue the job waits."""
 PRICE = "gpuHourPrice"
-"""What a GPU costs for an hour, no part of a spec either: an amount and a currency."""
+"""Price of a GPU for an hour, an amount and a currency: no part of a spec either."""
 PRICE_FORM = r"^\d{1,9}(\.\d{1,4})? \S{1,8}$"
 
 SECTIONS = (

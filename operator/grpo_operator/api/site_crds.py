@@ -12,7 +12,7 @@ from grpo_operator.api import names
 from grpo_operator.api.root_rules import RULES
 from grpo_operator.api.site import DEFAULTS, ENFORCED, PRICE, PRICE_FORM, QUEUE, SECTIONS
 from grpo_operator.api.spec import GRPOJobSpec
-from grpo_operator.api.structural import Schema, remove_defaults, structural
+from grpo_operator.api.structural import Schema, definition, remove_defaults, structural
 
 _BLOCKS = {
     DEFAULTS: "Parts of a GRPOJob's spec for jobs that do not set these fields.",
@@ -67,28 +67,7 @@ def _crd(kind: str) -> Schema:
             }
         ],
     }
-    version = {
-        "name": names.VERSION,
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": schema},
-        "subresources": {"status": {}},
-        "additionalPrinterColumns": [
-            {"name": name, "type": kind, "jsonPath": path, "priority": priority}
-            for name, kind, path, priority in _COLUMNS
-        ],
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{names.GROUP}"},
-        "spec": {
-            "group": names.GROUP,
-            "scope": scope,
-            "names": {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": plural},
-            "versions": [version],
-        },
-    }
+    return definition(scope, {"kind": kind, "plural": plural, "singular": plural}, schema, _COLUMNS)
 
 
 def _block(block: str) -> Schema:

@@ -1,4 +1,4 @@
-"""The structural schema of a model (OpenAPI v3 as apiextensions/v1 requires). Pure.
+"""Definitions of custom resources, and structural schemas of models (OpenAPI v3, as apiextensions/v1 requires). Pure.
 
 References are inlined, null is removed (an unset field is absent), exclusive bounds are booleans, free-form objects are
 marked as such.
@@ -6,9 +6,12 @@ marked as such.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
+
+from grpo_operator.api import names
 
 Schema = dict[str, Any]
 
@@ -84,3 +87,39 @@ def remove_defaults(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: remove_defaults(value) for key, value in node.items() if key != "default"}
     return [remove_defaults(item) for item in node] if isinstance(node, list) else node
+
+
+def definition(
+    scope: str,
+    words: Schema,
+    schema: Schema,
+    columns: Iterable[tuple[str, str, str, int]],
+    scale: Schema | None = None,
+) -> Schema:
+    """Return the CustomResourceDefinition of a kind of our group, with a status.
+
+    `words`: its names, `columns`: name, type, path and priority of each that kubectl prints, `scale`: the paths of the
+    subresource of that name.
+    """
+    version = {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": {"status": {}, **({"scale": scale} if scale else {})},
+        "additionalPrinterColumns": [
+            {"name": name, "type": kind, "jsonPath": path, "priority": priority}
+            for name, kind, path, priority in columns
+        ],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{words['plural']}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "scope": scope,
+            "names": {"kind": words["kind"], "listKind": f"{words['kind']}List", **words},
+            "versions": [version],
+        },
+    }
