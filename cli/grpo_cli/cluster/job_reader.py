@@ -12,7 +12,7 @@ from grpo_cli.cluster.kube import Kube, Object
 from grpo_cli.cluster.launchers import Launchers
 from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.errors import CliError, Exit
-from grpo_cli.screen.pods import running_pods
+from grpo_cli.screen.pods import running_master, running_pods
 from grpo_cli.screen.training import LauncherReport, is_stuck
 from grpo_cli.screen.view import JobView, make_view, read_topology
 from grpo_operator.api.status import read_status
@@ -44,15 +44,14 @@ class JobReader:
 
     def completions(self, job: Object, pods: Sequence[Object]) -> list[Mapping[str, Any]]:
         """Return the completions of the newest step that are kept for reading. Raises CliError if no pod has them."""
-        topology = read_topology(job)
-        if topology is None or topology.members[0].pod not in running_pods(pods):
+        if (master := running_master(read_topology(job), pods)) is None:
             raise CliError(
                 "the pod of rank 0 does not run: `grpo ui --folder` shows completions, which are on the job's volume",
                 Exit.NOT_FOUND,
             )
         try:
             what: dict[str, str | int] = {"of": "completions", "limit": COMPLETIONS}
-            _, rows = self._launchers.history(topology.members[0], what, after=-1)
+            _, rows = self._launchers.history(master, what, after=-1)
         except PodError as error:
             raise CliError(str(error), Exit.UNREACHABLE) from error
         found = rows["completions"]
@@ -76,10 +75,9 @@ class JobReader:
 
     def _report(self, job: Object, pods: Sequence[Object]) -> LauncherReport:
         topology, status = read_topology(job), read_status(job.get("status"))
-        running = running_pods(pods)
-        if topology is None or is_terminal(status) or topology.members[0].pod not in running:
+        master = running_master(topology, pods)
+        if topology is None or master is None or is_terminal(status):
             return LauncherReport(metrics=self._rows)
-        master = topology.members[0]
         try:
             progress = Progress.read(self._launchers.get(master, "/progress"))
             self._read_rows(master)
@@ -87,6 +85,7 @@ class JobReader:
             return LauncherReport(metrics=self._rows, note=str(error).partition("\n")[0])
         phases: dict[int, str] = {}
         if is_stuck(progress):
+            running = running_pods(pods)
             for member in [member for member in topology.members if member.pod in running][:PODS_ASKED]:
                 phases |= self._phases(member)
         return LauncherReport(progress=progress, metrics=self._rows, rank_phases=phases)

@@ -1,4 +1,4 @@
-"""What a site sets for the jobs of a namespace, as the person who asks may read it."""
+"""Reads the defaults of a site with the rights of the person who asks."""
 
 from __future__ import annotations
 

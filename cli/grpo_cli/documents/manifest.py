@@ -70,7 +70,7 @@ class JobDocument:
 
 
 class _Metadata(BaseModel):
-    """What a person, or a job that was read from a cluster, may have there."""
+    """Metadata of a GRPOJob: fields that people write, and those that the API server adds."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -44,7 +44,10 @@ class EnginePods:
         """Pods for which no other begins."""
 
     def goes_on(self, step: int) -> bool:
-        """Start what is due, after `step` steps of the run; False once a pod has ended for good, with which it ends."""
+        """Start pods whose wait is over. Return False once a pod has ended for good, which ends the run.
+
+        `step`: number of steps that the run has finished.
+        """
         policy = self._job.spec.failure_policy
         if self._recent and policy.recovery_steps and step >= self._since + policy.recovery_steps:
             self._recent, self._restarts = 0, Restarts(total=self._restarts.total)
@@ -88,7 +91,7 @@ class EnginePods:
 
     def _launch(self, pod: str) -> subprocess.Popen[bytes]:
         state = state_folder(self._output, pod)
-        for own in state.glob("*"):  # a new pod knows nothing of the one before; people may want its log
+        for own in state.glob("*"):  # A new pod begins with an empty folder; logs stay for people.
             if own.suffix != ".log":
                 shutil.rmtree(own) if own.is_dir() else own.unlink()
         contract = self._output / "contract.json"

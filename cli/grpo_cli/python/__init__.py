@@ -21,7 +21,7 @@ from pydantic.alias_generators import to_camel
 from grpo_cli.documents.manifest import Document, JobDocument, load_documents, only_job, read_documents, read_job
 from grpo_cli.documents.yaml_values import write_yaml
 from grpo_cli.errors import CliError, Exit
-from grpo_cli.python.rows import Rows, rows_in_cluster, table
+from grpo_cli.python.rows import Rows, RowsInCluster, table
 from grpo_operator.api import names
 from grpo_operator.api.spec import GRPOJobSpec
 
@@ -115,6 +115,7 @@ class Job:
         self._documents, self._job = documents, only_job(documents, "a Job")
         self._cluster = (kubeconfig, context, namespace)
         self._folder: Path | None = None  # of a local run
+        self._in_cluster = RowsInCluster()
 
     @property
     def name(self) -> str:
@@ -123,7 +124,7 @@ class Job:
 
     @property
     def spec(self) -> GRPOJobSpec:
-        """What the job is to do, with all defaults."""
+        """The job's spec, with all defaults."""
         return self._job.spec
 
     def to_yaml(self) -> str:
@@ -252,7 +253,7 @@ class Job:
                 source.refresh()
                 return list(getattr(source.shown.history, what))
             with self._kube() as kube:
-                return rows_in_cluster(kube, self.name, what)
+                return self._in_cluster.read(kube, self.name, what)
         except SourceError as error:
             raise CliError(str(error), Exit.NOT_FOUND) from error
 

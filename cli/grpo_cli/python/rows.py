@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from grpo_cli.errors import CliError, Exit
 
 if TYPE_CHECKING:
-    from grpo_cli.cluster.kube import Kube
+    from grpo_cli.cluster.kube import Kube, Object
+    from grpo_cli.ui.history import History
 
 Rows = Any
 """A DataFrame of pandas where it is installed, else a list with a mapping for each row."""
@@ -26,16 +27,33 @@ def table(rows: list[Any]) -> Rows:
     return pandas.DataFrame(rows)
 
 
-def rows_in_cluster(kube: Kube, name: str, what: str) -> list[Any]:
-    """Return rows from rank 0's launcher while its pod runs, else from the files on the job's claim."""
-    from grpo_cli.ui.cluster import ClusterSource
-    from grpo_cli.ui.finished import fetch, is_away
+class RowsInCluster:
+    """Rows from rank 0's launcher while its pod runs, else from the files on the job's claim.
 
-    job = kube.job(name)
-    with tempfile.TemporaryDirectory() as folder:
-        has_files = is_away(kube, job) and fetch(kube, job, Path(folder), lambda said: print(said, file=sys.stderr))
-        source = ClusterSource(kube, name, Path(folder) if has_files else None)
-        source.refresh()
-    if not source.shown.history.metrics:
-        raise CliError(f"job {name}: {source.shown.note or 'no step has finished yet'}", Exit.NOT_FOUND)
-    return list(getattr(source.shown.history, what))
+    The files of a job that has ended are fetched once.
+    """
+
+    def __init__(self) -> None:
+        self._ended: dict[str, History] = {}  # by UID
+
+    def read(self, kube: Kube, name: str, what: str) -> list[Any]:
+        """Return the rows of a file. Raises CliError, SourceError, ApiException."""
+        job = kube.job(name)
+        history = self._ended.get(job["metadata"]["uid"]) or self._read(kube, job, name)
+        return list(getattr(history, what))
+
+    def _read(self, kube: Kube, job: Object, name: str) -> History:
+        from grpo_cli.ui.cluster import ClusterSource
+        from grpo_cli.ui.finished import fetch, is_away
+        from grpo_operator.api.status import read_status
+        from grpo_operator.decide.conditions import is_terminal
+
+        with tempfile.TemporaryDirectory() as folder:
+            has_files = is_away(kube, job) and fetch(kube, job, Path(folder), lambda said: print(said, file=sys.stderr))
+            source = ClusterSource(kube, name, Path(folder) if has_files else None)
+            source.refresh()
+        if not source.shown.history.metrics:
+            raise CliError(f"job {name}: {source.shown.note or 'no step has finished yet'}", Exit.NOT_FOUND)
+        if has_files and is_terminal(read_status(job.get("status"))):
+            self._ended[job["metadata"]["uid"]] = source.shown.history
+        return source.shown.history

@@ -11,6 +11,7 @@ from grpo_operator.api.names import Role
 from grpo_operator.decide.environment_pods import is_ready, why_not_ready
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.layout.topology import Topology
+from grpo_spec.contract import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,12 @@ def ranks_of(topology: Topology) -> dict[str, range]:
 def running_pods(pods: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names of pods whose containers run."""
     return {pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"}
+
+
+def running_master(topology: Topology | None, pods: Sequence[Mapping[str, Any]]) -> Member | None:
+    """Return rank 0's pod, which serves what a run has written; None if its containers do not run."""
+    master = topology.members[0] if topology else None
+    return master if master and master.pod in running_pods(pods) else None
 
 
 def troubles(topology: Topology, pods: Sequence[Mapping[str, Any]]) -> list[PodTrouble]:

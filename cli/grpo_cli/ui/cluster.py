@@ -16,7 +16,7 @@ from grpo_cli.cluster.job_reader import JobReader
 from grpo_cli.cluster.kube import Kube, Object
 from grpo_cli.cluster.launchers import Launchers
 from grpo_cli.cluster.pod_http import PodError
-from grpo_cli.screen.pods import ranks_of, running_pods
+from grpo_cli.screen.pods import ranks_of, running_master
 from grpo_cli.screen.view import read_job, read_topology
 from grpo_cli.ui.finished import may_have_curves
 from grpo_cli.ui.folder import FolderSource
@@ -55,8 +55,7 @@ class ClusterSource:
         self._read_history(job, pods)
 
     def _read_history(self, job: Object, pods: Sequence[Object]) -> None:
-        topology = read_topology(job)
-        if topology is None or topology.members[0].pod not in running_pods(pods):
+        if (master := running_master(read_topology(job), pods)) is None:
             if self._fetched is not None:
                 self._fetched.refresh()
                 self.shown.history, self.shown.changed = self._fetched.shown.history, self._fetched.shown.changed
@@ -68,7 +67,7 @@ class ClusterSource:
         if self._fetched is not None:  # it runs again
             self._fetched, self.shown.history, self.shown.changed = None, History(), None
         try:
-            is_new_attempt, rows = self._launchers.history(topology.members[0], {}, after=self.shown.history.last_step)
+            is_new_attempt, rows = self._launchers.history(master, {}, after=self.shown.history.last_step)
         except PodError as error:
             self.shown.note = str(error)
             return

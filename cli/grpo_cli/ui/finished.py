@@ -11,7 +11,7 @@ from grpo_cli.cluster.copying.served_claim import served
 from grpo_cli.cluster.kube import Kube, Object
 from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.errors import CliError, Exit
-from grpo_cli.screen.pods import running_pods
+from grpo_cli.screen.pods import running_master
 from grpo_cli.screen.view import read_topology
 from grpo_operator.api.status import read_status
 from grpo_spec.lenient import mapping
@@ -23,9 +23,7 @@ WANTED = frozenset(f"{name}.jsonl" for name in RUN_FILES)
 def is_away(kube: Kube, job: Object) -> bool:
     """Whether a job has run, and the pod that serves its curves does not run."""
     topology = read_topology(job)
-    if topology is None or not may_have_curves(job):
-        return False
-    return topology.members[0].pod not in running_pods(kube.pods(job))
+    return topology is not None and may_have_curves(job) and running_master(topology, kube.pods(job)) is None
 
 
 def may_have_curves(job: Object) -> bool:
