@@ -5,6 +5,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from support.paths import ROOT
 
 PAGES = sorted(
@@ -27,6 +29,13 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     found = re.finditer(r"^( *)```(\w+)( test)?\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL)
     return [Block(one[2], bool(one[3]), text[: one.start()].count("\n") + 1, textwrap.dedent(one[4])) for one in found]
+
+
+def write_code(manifest: Path, folder: Path) -> None:
+    """Write the files that a manifest brings in a ConfigMap."""
+    for one in yaml.safe_load_all(manifest.read_text()):
+        for file, text in one.get("data", {}).items():
+            (folder / file).write_text(text)
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:

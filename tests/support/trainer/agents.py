@@ -26,6 +26,29 @@ def make_config(*tools, environments=()):
     return TrainerConfig.model_validate(config)
 
 
+def hanging_rank(sessions):
+    """Return a program that calls a tool of the environment `counter`, which hangs: argv[1] is its folder.
+
+    `sessions`: the expression that makes its sessions.
+    """
+    return f"""
+import asyncio, sys
+from grpo_workload.environments.base import ToolCall
+from support.trainer.agents import COUNTER, make_config, start
+from support.trainer.environment_pods import connect
+
+sessions = {sessions}
+sessions.ready()
+
+async def hang():
+    session = sessions.open({{}}, 1)
+    await session.reset()
+    await session.call([ToolCall(name="hang", arguments={{"folder": sys.argv[1]}})], 600)
+
+asyncio.run(hang())
+"""
+
+
 def start(*tools, environments=(), wants_reward=False, wants_state=False, environ=None):
     """Start the processes of tools and environments, as `make_config` takes them."""
     config = make_config(*tools, environments=environments)

@@ -12,7 +12,7 @@ import pytest
 from grpo_devcluster.progress import wait_until
 from grpo_spec.errors import ConfigError
 from grpo_workload.environments.base import EnvironmentLostError, EpisodeTimeoutError, ToolCall
-from support.trainer.agents import COUNTER, USER, act, ask, is_alive, make_config, start
+from support.trainer.agents import COUNTER, USER, act, ask, hanging_rank, is_alive, make_config, start
 from support.trainer.environment_pods import EnvironmentPod, connect
 
 TOOLS = ("multiply", "add", "meet", "give", {"function": f"{USER}:fail", "timeoutSeconds": 3, "memoryLimit": "500Mi"})
@@ -173,22 +173,7 @@ async def test_a_full_pod_makes_episodes_wait_and_says_for_how_long(rank, own, m
         await session.close()
 
 
-RANK = """
-import asyncio, sys
-from grpo_workload.environments.base import ToolCall
-from support.trainer.agents import COUNTER, make_config
-from support.trainer.environment_pods import connect
-
-sessions = connect(make_config("add", environments=[COUNTER]), sys.argv[2], sessions=1)
-sessions.ready()
-
-async def hang():
-    session = sessions.open({}, 1)
-    await session.reset()
-    await session.call([ToolCall(name="hang", arguments={"folder": sys.argv[1]})], 600)
-
-asyncio.run(hang())
-"""
+RANK = hanging_rank('connect(make_config("add", environments=[COUNTER]), sys.argv[2], sessions=1)')
 
 
 async def test_a_rank_that_vanishes_frees_its_session_and_what_it_does(rank, own, tmp_path):

@@ -11,23 +11,9 @@ import pytest
 
 from grpo_devcluster.progress import wait_until
 from grpo_workload.environments.base import EnvironmentLostError, EpisodeTimeoutError, ToolCall
-from support.trainer.agents import COUNTER, act, ask, children_of, is_alive, parent_of
+from support.trainer.agents import COUNTER, act, ask, children_of, hanging_rank, is_alive, parent_of
 
-RANK = """
-import asyncio, os, sys
-from grpo_workload.environments.base import ToolCall
-from support.trainer.agents import COUNTER, start
-
-sessions = start(environments=[COUNTER])
-sessions.ready()
-
-async def hang():
-    session = sessions.open({}, 1)
-    await session.reset()
-    await session.call([ToolCall(name="hang", arguments={"folder": sys.argv[1]})], 600)
-
-asyncio.run(hang())
-"""
+RANK = hanging_rank("start(environments=[COUNTER])")
 
 
 async def test_an_environment_that_hangs_is_killed_with_what_it_started_while_others_go_on(own, tmp_path):

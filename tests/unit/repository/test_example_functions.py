@@ -16,6 +16,7 @@ from grpo_cli.documents.manifest import load_job
 from grpo_operator.layout.topology import Job
 from grpo_workload.data.prompt_maker import Preprocess
 from grpo_workload.rewards.process import RewardProcess
+from support.documents import write_code
 from support.paths import EXAMPLES
 
 
@@ -24,9 +25,7 @@ def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """Return the job of a manifest; its functions can be imported, from its ConfigMap or its folder."""
 
     def load(name: str) -> Job:
-        for one in yaml.safe_load_all((EXAMPLES / name).read_text()):
-            for file, text in one.get("data", {}).items():
-                (tmp_path / file).write_text(text)
+        write_code(EXAMPLES / name, tmp_path)
         monkeypatch.syspath_prepend((EXAMPLES / name).parent)
         monkeypatch.syspath_prepend(tmp_path)
         return load_job(EXAMPLES / name).job("default")
