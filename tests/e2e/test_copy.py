@@ -50,7 +50,7 @@ def _grpo(job: JobOnCluster, *args: str) -> str:
     return said
 
 
-def test_the_tutorial_does_what_it_says(job: JobOnCluster, tmp_path: Path) -> None:
+def test_the_tutorial_does_what_it_says(job: JobOnCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = Tutorial(job, tmp_path, COMMANDS)
     page.through("grpo cp")
     data = storage.claim_path(job.kubeconfig, job.namespace, "sums")
@@ -75,6 +75,8 @@ def test_the_tutorial_does_what_it_says(job: JobOnCluster, tmp_path: Path) -> No
 
     there = Job.from_cluster("sums", kubeconfig=str(job.kubeconfig), namespace=job.namespace)
     assert list(there.metrics()["step"]) == list(range(50))
+    assert len(there.completions()) > 0
+    assert capsys.readouterr().err.count("by a short-lived pod") == 1, "the files of an ended job are fetched once"
     assert (there.export(tmp_path / "again") / "config.json").read_bytes() == files["config.json"]
 
 
