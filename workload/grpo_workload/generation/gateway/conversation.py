@@ -17,7 +17,7 @@ from grpo_workload.environments.base import ToolCall
 from grpo_workload.environments.chat_template import REFUSALS
 from grpo_workload.generation.episode_draft import Ask, EpisodeDraft, FinishReason, Turn
 from grpo_workload.generation.gateway.refusal import RefusalError, no_prefill, template, too_long
-from grpo_workload.generation.gateway.request import ChatRequest, call, continues
+from grpo_workload.generation.gateway.request import ChatRequest, call, num_shared
 
 
 class Words(Protocol):
@@ -191,14 +191,16 @@ class Conversation:
 
     def _continued(self, request: ChatRequest) -> _Asked | None:
         """Go on from the turn behind which most of the request's messages came; None if it goes on from none."""
+        # Behind a turn of the model that the request has from elsewhere, none of ours goes on.
+        least = 1 + max((place for place, one in enumerate(request.messages) if one["role"] == "assistant"), default=-1)
         found = max(
             (
                 (turn[0], turn is sequence.turns[-1], place, turn)
                 for place, sequence in enumerate(self._sequences)
                 if sequence.tools == request.tools
+                for shared in (num_shared(sequence.history, request.messages),)
                 for turn in sequence.turns
-                if continues(sequence.history[: turn[0]], request.messages)
-                and all(one["role"] != "assistant" for one in request.messages[turn[0] :])
+                if least <= turn[0] <= shared
             ),
             default=None,
         )

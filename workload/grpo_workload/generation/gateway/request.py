@@ -158,12 +158,13 @@ def _refusal(message: str, param: str | None) -> RefusalError:
     return RefusalError(message, code=code, param=param)
 
 
-def continues(earlier: Sequence[Message], now: Sequence[Message]) -> bool:
-    """Return whether a history begins with all of an earlier one.
+def num_shared(earlier: Sequence[Message], now: Sequence[Message]) -> int:
+    """Return the number of messages with which both histories begin.
 
     White space around a text is no difference: programs strip it.
     """
-    return [*map(_essence, earlier)] == [*map(_essence, now[: len(earlier)])]
+    pairs = enumerate(zip(map(_essence, earlier), map(_essence, now), strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(earlier), len(now)))
 
 
 def _essence(message: Message) -> tuple[Any, ...]:
