@@ -24,6 +24,7 @@ def test_every_job_ends_as_it_should_under_random_work_and_faults(tmp_path: Path
     assert result["lists"]["expired"], "no watch got a 410"
 
 
+@pytest.mark.timeout(2 * TWENTY_MINUTES)
 def test_nothing_of_others_is_lost_in_twenty_minutes_of_their_acts(tmp_path: Path) -> None:
     work = {"seconds": TWENTY_MINUTES, "jobs": 6, "round_seconds": 60, "share_of_others": 0.6}
     result = soak(tmp_path, Options(**work, fault_seconds=8, quiet_seconds=0, kinds=FAULTS, seed=1))
