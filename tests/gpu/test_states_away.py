@@ -61,14 +61,14 @@ def make_policy(model: Path, stage: int, dtype: str, offload: str) -> tuple[Any,
     return Policy(config, Device.CUDA, timeout_seconds=120, pad_token_id=PAD), config
 
 
-def in_use() -> tuple[int, int]:
-    """Bytes of the GPU in tensors of this process, and in use by all processes."""
+def in_use() -> tuple[int, int, int]:
+    """Bytes of the GPU in tensors of this process, in use by all processes, and kept by this process's allocator."""
     for _ in range(4):  # an earlier policy is held by garbage that goes in several collections
         gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    return torch.cuda.memory_allocated(), total - free
+    return torch.cuda.memory_allocated(), total - free, torch.cuda.memory_reserved()
 
 
 def bytes_that_leave(policy: Any) -> tuple[int, int]:
@@ -81,7 +81,8 @@ def bytes_that_leave(policy: Any) -> tuple[int, int]:
     gone, seconds = with_states[0] - after[0], policy._states.seconds
     print(
         f"ZeRO-{policy._config.parallelism.zero_stage}: {gone / 2**30:.3f} GiB leave; "
-        f"in use with them {with_states[1] / 2**30:.2f} GiB, without {after[1] / 2**30:.2f} GiB; "
+        f"in use with them {with_states[1] / 2**30:.2f} GiB, without {after[1] / 2**30:.2f} GiB "
+        f"(kept by the allocator: {with_states[2] / 2**30:.2f} and {after[2] / 2**30:.2f}); "
         f"to the device and back in {seconds:.3f} s, {2 * gone / seconds / 1e9:.1f} GB/s"
     )
     return gone, with_states[1] - after[1]

@@ -21,7 +21,7 @@ from pydantic.alias_generators import to_camel
 from grpo_cli.documents.manifest import Document, JobDocument, load_documents, only_job, read_documents, read_job
 from grpo_cli.documents.yaml_values import write_yaml
 from grpo_cli.errors import CliError, Exit
-from grpo_cli.python.rows import Rows, RowsInCluster, table
+from grpo_cli.python.rows import Rows, RowsInCluster, rows_of, table
 from grpo_operator.api import names
 from grpo_operator.api.spec import GRPOJobSpec
 
@@ -97,7 +97,10 @@ class Job:
         """
         from grpo_cli.convert.config import job_of
 
-        return cls._of(read_documents(job_of(config, model, dataset, rewards, name, gpus, rows), "TRL"), **cluster)
+        text = job_of(config, model, dataset, rewards, name, gpus, rows)
+        job = cls._of(read_documents(text, "TRL"), **cluster)
+        job._text = text
+        return job
 
     @classmethod
     def _of(cls, documents: Sequence[Document | JobDocument], **cluster: str | None) -> Self:
@@ -113,6 +116,7 @@ class Job:
         context: str | None = None,
     ) -> None:
         self._documents, self._job = documents, only_job(documents, "a Job")
+        self._text: str | None = None  # of the manifest, where it has comments
         self._cluster = (kubeconfig, context, namespace)
         self._folder: Path | None = None  # of a local run
         self._in_cluster = RowsInCluster()
@@ -128,7 +132,9 @@ class Job:
         return self._job.spec
 
     def to_yaml(self) -> str:
-        """Return the manifest, for `kubectl apply` and `grpo submit`."""
+        """Return the manifest, for `kubectl apply` and `grpo submit`; of TRL's configuration, with its comments."""
+        if self._text is not None:
+            return self._text
         documents = [one.document if isinstance(one, JobDocument) else one for one in self._documents]
         return write_yaml(documents)
 
@@ -204,7 +210,7 @@ class Job:
         return table(self._rows("metrics"))
 
     def completions(self) -> Rows:
-        """Return the completions that are kept for reading. Raises CliError."""
+        """Return the completions that are kept for reading; it warns where older ones are left out. Raises CliError."""
         return table(self._rows("completions"))
 
     def export(self, folder: str | Path) -> Path:
@@ -251,7 +257,7 @@ class Job:
             if self._folder is not None:
                 source = FolderSource(run_folder(self._folder))
                 source.refresh()
-                return list(getattr(source.shown.history, what))
+                return rows_of(source.shown.history, what)
             with self._kube() as kube:
                 return self._in_cluster.read(kube, self.name, what)
         except SourceError as error:

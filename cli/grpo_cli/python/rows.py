@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,14 @@ def table(rows: list[Any]) -> Rows:
     return pandas.DataFrame(rows)
 
 
+def rows_of(history: History, what: str) -> list[Any]:
+    """Return the rows of a file, and warn where that has more than a history keeps."""
+    if what == "completions" and history.older_completions:
+        said = f"these are the newest {len(history.completions)} completions: {history.older_completions} older ones"
+        warnings.warn(f"{said} are in the run's completions.jsonl, which grpo cp copies", stacklevel=4)
+    return list(getattr(history, what))
+
+
 class RowsInCluster:
     """Rows from rank 0's launcher while its pod runs, else from the files on the job's claim.
 
@@ -40,7 +49,7 @@ class RowsInCluster:
         """Return the rows of a file. Raises CliError, SourceError, ApiException."""
         job = kube.job(name)
         history = self._ended.get(job["metadata"]["uid"]) or self._read(kube, job, name)
-        return list(getattr(history, what))
+        return rows_of(history, what)
 
     def _read(self, kube: Kube, job: Object, name: str) -> History:
         from grpo_cli.ui.cluster import ClusterSource

@@ -23,6 +23,7 @@ class History:
         self.metrics: list[Row] = []
         self.completions: list[Row] = []
         self.ranks: Row | None = None
+        self.older_completions = 0  # that were left out, being too many
 
     @property
     def last_step(self) -> int:
@@ -34,14 +35,16 @@ class History:
         if rows.get("metrics") and rows["metrics"][0]["step"] <= self.last_step:
             self.clear()
         self.metrics = [*self.metrics, *rows.get("metrics", ())][-KEPT_STEPS:]
-        self.completions = [*self.completions, *rows.get("completions", ())][-KEPT_COMPLETIONS:]
+        completions = [*self.completions, *rows.get("completions", ())]
+        self.completions = completions[-KEPT_COMPLETIONS:]
+        self.older_completions += len(completions) - len(self.completions)
         if rows.get("ranks"):
             self.ranks = rows["ranks"][-1]
 
     def clear(self) -> None:
         """Forget all rows."""
         self.generation += 1
-        self.metrics, self.completions, self.ranks = [], [], None
+        self.metrics, self.completions, self.ranks, self.older_completions = [], [], None, 0
 
     def since(self, generation: int, after: int) -> dict[str, Any]:
         """Return what a browser with the steps up to `after` of `generation` lacks; `each` is the steps per point."""

@@ -63,6 +63,8 @@ def merged(spec: Mapping[str, Any], layers: Layers) -> dict[str, Any]:
     Maps are merged, also inside each other, and lists of podTemplate by their items.
     """
     below, above = _of_all(layers, DEFAULTS), _of_all(layers, ENFORCED)
+    # A default for pods' own labels, which a namespace that enforces common ones cannot see, would hide these.
+    above |= {path: value for path, value in _of_pods_too(above).items() if path in below}
     out = {**spec}
     for section in SECTIONS:
         if any(path[0] == section for path in (*below, *above)):

@@ -17,6 +17,8 @@ import yaml
 from grpo_cli.documents.manifest import JobDocument, read_documents
 from grpo_cli.errors import CliError
 from grpo_cli.python import Job, JobFailedError
+from grpo_cli.python.rows import rows_of
+from grpo_cli.ui.history import KEPT_COMPLETIONS, History
 from grpo_spec.training import TrainingConfig
 from support.control_plane.jobs import spec
 
@@ -68,6 +70,8 @@ def test_a_configuration_of_trl_becomes_a_job_and_what_has_no_place_is_warned_of
     with pytest.warns(UserWarning, match="use_dora = True is not taken over: DoRA is not supported"):
         job = Job.from_trl(config, **given)
     assert job.name == "model"
+    assert "\n# " in job.to_yaml()
+    assert read_documents(job.to_yaml(), "text") == job._documents
     training = job.spec.training
     assert (training.learning_rate, training.max_steps, training.num_generations) == (2e-5, 20, 4)
     assert (training.lr_scheduler_type, job.spec.rewards[0].function) == ("cosine", "mine:right")
@@ -81,6 +85,15 @@ def test_a_configuration_of_trl_becomes_a_job_and_what_has_no_place_is_warned_of
     for wrong in ({"max_steps": 20}, Config, object()):
         with pytest.raises(ValueError, match="config has no options as its attributes"):
             Job.from_trl(wrong, **given)
+
+
+def test_completions_that_a_history_leaves_out_are_warned_of() -> None:
+    history = History()
+    history.add({"completions": [{"step": step} for step in range(KEPT_COMPLETIONS)]})
+    assert rows_of(history, "completions") == history.completions
+    history.add({"completions": [{"step": KEPT_COMPLETIONS}] * 2})
+    with pytest.warns(UserWarning, match=f"the newest {KEPT_COMPLETIONS} completions: 2 older ones"):
+        assert rows_of(history, "completions")[0] == {"step": 2}
 
 
 def test_a_run_that_fails_says_why_and_keeps_what_it_printed(tmp_path: Path) -> None:

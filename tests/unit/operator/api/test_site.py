@@ -118,6 +118,13 @@ def test_labels_and_annotations_of_pods_do_not_replace_common_ones_that_are_enfo
     assert find_refusal(_job(podTemplate={"labels": {"cost": "mine"}}), "", layers) is None
 
 
+def test_a_default_label_of_pods_does_not_hide_a_common_one_that_another_layer_enforces() -> None:
+    below = {"podTemplate": {"labels": {"cost": "cluster", "more": "b"}}}
+    layers = {CLUSTER: {"defaults": below}, NAMESPACE: {"enforced": {"commonLabels": {"cost": "namespace"}}}}
+    assert find_refusal(_job(), "", layers) is None
+    assert merged(_job(), layers)["podTemplate"]["labels"] == {"cost": "namespace", "more": "b"}
+
+
 def test_tolerations_of_a_group_do_not_replace_those_of_the_site() -> None:
     group = {"name": "a", "gpus": 1, "podTemplate": {"tolerations": [{"key": "mine"}]}}
     spec = _job(trainer={"groups": [group]})
