@@ -7,7 +7,7 @@ from support.families import make_model
 from support.trainer.tiny_model import make_tiny_tokenizer
 
 
-def test_a_step_is_that_without_tiles_while_ranks_have_other_numbers_of_tiles(run_program, tmp_path):
+def test_a_step_is_that_of_whole_mlps_while_ranks_have_other_numbers_of_tiles(run_program, tmp_path):
     folders = {}
     for family in ("llama", "gemma3_text", "deepseek_v3"):
         folders[family] = tmp_path / family
@@ -23,5 +23,6 @@ def test_a_step_is_that_without_tiles_while_ranks_have_other_numbers_of_tiles(ru
             torch.testing.assert_close(
                 weights[weight], value, atol=2e-6, rtol=1e-6, msg=lambda m, n=name, w=weight: f"{n} {w}: {m}"
             )
-        (few, _), (many, _) = (rank[name] for rank in counts)
+        (few, more), (many, less) = (rank[name] for rank in counts)
         assert 1 < few < many, name
+        assert 1 < less < more, name

@@ -1,8 +1,8 @@
-"""An optimizer step with MLPs in tiles and without: tiled.py OUT MODE MODEL MODE MODEL...
+"""An optimizer step without gradient checkpointing, and with it and MLPs in tiles: tiled.py OUT MODE MODEL MODE MODEL...
 
 A MODE is a stage of ZeRO, a + if gradients are reduced once a step, and for adapters :lora, :4bit, or :mlp for adapters
-of MLPs alone. Rank 0 saves, by mode and model, metrics and trained parameters after the step, without and with tiles.
-Each rank reports how many tiles the first MLP has computed in forward passes, by mode and model.
+of MLPs alone. Rank 0 saves, by mode and model, metrics and trained parameters after both steps. Each rank reports, by
+mode and model, how many tiles the first MLP has computed before the step with tiles, and then in it.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -32,10 +32,10 @@ ADAPTERS = {
     "4bit": {"r": 4, "alpha": 64, "loadIn4Bit": True},
     "mlp": {"r": 4, "alpha": 64, "targetModules": ["gate_proj", "up_proj", "down_proj"]},
 }
-TILE = 5
+tiles.TILE = 5
 
 
-def configured(mode, model):
+def configured(mode, model, *, tiled):
     stage, _, adapters = mode.partition(":")
     return TrainerConfig.model_validate(
         {
@@ -51,7 +51,7 @@ def configured(mode, model):
             },
             "parallelism": {
                 "zeroStage": int(stage[0]),
-                "gradientCheckpointing": True,
+                "gradientCheckpointing": tiled,
                 "coalesceGradReduction": stage.endswith("+"),
             },
             "lora": ADAPTERS[adapters],
@@ -60,31 +60,29 @@ def configured(mode, model):
 
 
 def step(config):
-    """Return metrics and trained parameters after a step, and the number of tiles."""
+    """Return metrics and trained parameters after a step, and the numbers of tiles."""
+    torch.manual_seed(0)  # adapters
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
-    first, forwards = next(tiles.wrapped(policy.module)), []
-    next(first.children()).register_forward_hook(lambda *_: forwards.append(torch.is_grad_enabled()))
-    own = [*samples(int(os.environ["RANK"]))]
-    policy.logprobs(micro_batch(own[: 3 + 3 * int(os.environ["RANK"])]))
-    alone = len(forwards)
+    forwards = []
+    for first in [*tiles.wrapped(policy.module)][:1]:
+        next(first.children()).register_forward_hook(lambda *_: forwards.append(1))
+    policy.logprobs(micro_batch([*samples(0)][: 3 + 3 * int(os.environ["RANK"])]))
+    before = len(forwards)
     metrics = take_step(policy, 0, config.training)
     trained = {name: one for name, one in policy.module.named_parameters() if one.requires_grad}
     with deepspeed.zero.GatheredParameters([*trained.values()], enabled=policy.is_partitioned):
         weights = {name: one.detach().clone() for name, one in trained.items()}
     AcceleratorState._reset_state(reset_partial_state=True)
-    return metrics, weights, [alone, len(forwards)]
+    return metrics, weights, [before, len(forwards) - before]
 
 
 def main(out, plans):
     results, counts = {}, {}
     for mode, model in zip(plans[::2], plans[1::2], strict=True):
-        config, found = configured(mode, model), []
-        for tile in (10**6, TILE):
-            tiles.TILE = tile
-            torch.manual_seed(0)  # adapters
-            *kept, counts[f"{mode} {model}"] = step(config)
+        results[f"{mode} {model}"] = found = []
+        for tiled in (False, True):
+            *kept, counts[f"{mode} {model}"] = step(configured(mode, model, tiled=tiled))
             found.append(kept)
-        results[f"{mode} {model}"] = found
     if os.environ["RANK"] == "0":
         torch.save(results, out)
     report(counts)

@@ -16,8 +16,8 @@ from grpo_spec.trainer import TrainerConfig
 from grpo_workload.capacity.meta_pass import Activations, activations, set_checkpointing, training_model
 from grpo_workload.capacity.states import BYTES, num_parameters
 from grpo_workload.policy.model.checkpoint_names import CheckpointNames
+from grpo_workload.policy.model import tiles
 from grpo_workload.policy.model.load import empty_model, read_fields
-from grpo_workload.policy.model.tiles import TILE
 from grpo_workload.weights.export import full
 
 logger = logging.getLogger(__name__)
@@ -108,13 +108,14 @@ class Models:
             contract: the job.
             tokens: between `longest` and `most_tokens`.
             by_line: take it from the line through the passes over these two, or over one of them and an MLP's tile.
-                Memory grows with tokens as the largest of several lines, and more slowly from a tile on, so between
-                two such passes it is at most what their line says.
+                Memory grows with tokens as the largest of several lines, which are others where MLPs have tiles, so
+                between two such passes it is at most what their line says.
         """
         config = contract.config
         shapes = self.shapes(config)
         shortest, most = longest(contract, shapes), most_tokens(contract, shapes)
-        ends = sorted({shortest, most} | ({TILE} if shortest < TILE < most else set()))
+        inner = (tiles.TILE, tiles.TILE + 1) if config.parallelism.gradient_checkpointing else ()
+        ends = [shortest, *(one for one in inner if shortest < one < most), most]
         if not by_line or tokens in ends:
             return self._pass(config, tokens, shortest, is_first=holds_step(contract, shapes, tokens))
         start, end = next(pair for pair in pairwise(ends) if tokens < pair[1])

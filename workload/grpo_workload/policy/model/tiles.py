@@ -60,14 +60,9 @@ def gather_at_once(model: nn.Module) -> None:
     from deepspeed.utils import set_z3_leaf_module  # late: plans are made where there is no DeepSpeed
 
     for mlp in wrapped(model):
+        # Its gradients are reduced when that of its input is there. All inputs have one, also where adapters alone are
+        # trained: with gradient checkpointing, transformers gives embeddings a gradient.
         set_z3_leaf_module(mlp, True)
-        mlp.register_forward_pre_hook(_with_gradient)
-
-
-def _with_gradient(_mlp: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    # DeepSpeed reduces the gradients of such a module when that of its input is there, which may be too early without.
-    (hidden,) = inputs
-    return (hidden if hidden.requires_grad or not torch.is_grad_enabled() else hidden.detach().requires_grad_(),)
 
 
 def _is_mlp(module: nn.Module) -> bool:
@@ -88,9 +83,9 @@ def _forward(mlp: Any, hidden: Tensor) -> Tensor:
         return torch.cat([compute(tile) for tile in hidden.split(TILE, dim=-2)], dim=-2)
     draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in mlp.modules())  # of adapters
     tiles, place = _Tiles(hidden), hidden.new_empty(0)
-    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):  # the layer's checkpoint has enough
+    # The layer's checkpoint must not see `place`, which only says which device it is, as a tensor to compute again.
+    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         outputs = [
-            # `place` only says which device it is.
             checkpoint(
                 lambda _, index=index: compute(tiles.take(index)), place, use_reentrant=False, preserve_rng_state=draws
             )
