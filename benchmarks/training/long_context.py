@@ -70,9 +70,7 @@ CONFIGURATIONS = {
 @click.option("--only", type=click.Choice(list(CONFIGURATIONS)), multiple=True, help="All without it.")
 @click.option("--list", "lists", is_flag=True, help="Say what there is, and end.")
 @click.option("--models", type=click.Path(path_type=Path), hidden=True)
-def main(
-    device: str, size: str | None, output: Path, only: tuple[str, ...], lists: bool, models: Path | None
-) -> None:
+def main(device: str, size: str | None, output: Path, only: tuple[str, ...], lists: bool, models: Path | None) -> None:
     """Measure, and append a line for each configuration; one that fails gets its error."""
     if lists:
         print("\n".join(f"{name}: {one}" for name, one in CONFIGURATIONS.items()))

@@ -1,4 +1,4 @@
-"""An optimizer step without gradient checkpointing, and with it and MLPs in tiles: tiled.py OUT MODE MODEL MODE MODEL...
+"""An optimizer step without gradient checkpointing, and one with it and tiles: tiled.py OUT MODE MODEL MODE MODEL...
 
 A MODE is a stage of ZeRO, a + if gradients are reduced once a step, and for adapters :lora, :4bit, or :mlp for adapters
 of MLPs alone. Rank 0 saves, by mode and model, metrics and trained parameters after both steps. Each rank reports, by
@@ -9,6 +9,7 @@ mode and model, how many tiles the first MLP has computed before the step with t
 
 import os
 import sys
+from typing import Any
 
 from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
@@ -77,7 +78,8 @@ def step(config):
 
 
 def main(out, plans):
-    results, counts = {}, {}
+    results: dict[str, list[Any]] = {}
+    counts = {}
     for mode, model in zip(plans[::2], plans[1::2], strict=True):
         results[f"{mode} {model}"] = found = []
         for tiled in (False, True):

@@ -15,8 +15,8 @@ from grpo_spec.contract import Contract
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.capacity.meta_pass import Activations, activations, set_checkpointing, training_model
 from grpo_workload.capacity.states import BYTES, num_parameters
-from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.policy.model import tiles
+from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.policy.model.load import empty_model, read_fields
 from grpo_workload.weights.export import full
 

@@ -108,9 +108,13 @@ def test_short_micro_batches_and_passes_without_gradients_do_as_they_did() -> No
     assert torch.equal(short, model(input_ids=ids[:, :7], use_cache=False).logits)
 
 
-def test_experts_and_their_routers_stay_as_they_are() -> None:
-    names = {
-        family: {type(mlp).__name__ for mlp in tiles.wrapped(made(family))}
-        for family in ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
+def test_experts_their_routers_and_vision_towers_stay_as_they_are() -> None:
+    expected = {
+        "mixtral": [],
+        "qwen3_moe": [],
+        "gpt_oss": [],
+        "deepseek_v3": ["DeepseekV3MLP"],
+        "gemma3": ["Gemma3MLP"],
     }
-    assert names == {"mixtral": set(), "qwen3_moe": set(), "deepseek_v3": {"DeepseekV3MLP"}, "gpt_oss": set()}
+    for family, names in expected.items():
+        assert {type(mlp).__name__ for mlp in tiles.wrapped(made(family, whole=True))} == set(names)

@@ -80,7 +80,7 @@ def _forward(mlp: Any, hidden: Tensor) -> Tensor:
         output: Tensor = compute(hidden)
         return output
     if not torch.is_grad_enabled():
-        return torch.cat([compute(tile) for tile in hidden.split(TILE, dim=-2)], dim=-2)
+        return torch.cat([compute(tile) for tile in torch.split(hidden, TILE, dim=-2)], dim=-2)
     draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in mlp.modules())  # of adapters
     tiles, place = _Tiles(hidden), hidden.new_empty(0)
     # The layer's checkpoint must not see `place`, which only says which device it is, as a tensor to compute again.
@@ -99,7 +99,7 @@ class _Tiles:
 
     def __init__(self, hidden: Tensor) -> None:
         self._saved: Tensor | None = _Save.apply(hidden, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
-        self._first: list[Tensor | None] = [*hidden.split(TILE, dim=-2)]
+        self._first: list[Tensor | None] = [*torch.split(hidden, TILE, dim=-2)]
         self._again: tuple[Tensor, ...] = ()
         self.count = self._left = len(self._first)
 
@@ -110,7 +110,7 @@ class _Tiles:
         if self._saved is not None:  # may be read once
             node: Any = self._saved.grad_fn
             (hidden,) = node.saved_tensors
-            self._again, self._saved = hidden.split(TILE, dim=-2), None
+            self._again, self._saved = torch.split(hidden, TILE, dim=-2), None
         tile, self._left = self._again[index], self._left - 1
         if not self._left:
             self._again = ()
