@@ -9,9 +9,12 @@ from typing import Any
 
 import click
 
-SHAPES = {  # hidden size, intermediate size, layers, heads, key/value heads: Qwen2.5's
+SHAPES = {  # hidden size, intermediate size, layers, heads, key/value heads: Qwen2.5's, and some of Qwen3
     "tiny": (64, 128, 2, 2, 2),
     "0.1": (512, 2048, 12, 8, 4),
+    "0.6": (1024, 3072, 28, 16, 8),
+    "4": (2560, 9728, 36, 32, 8),
+    "8": (4096, 12288, 36, 32, 8),
     "0.5": (896, 4864, 24, 14, 2),
     "1.5": (1536, 8960, 28, 12, 2),
     "3": (2048, 11008, 36, 16, 2),
@@ -19,7 +22,7 @@ SHAPES = {  # hidden size, intermediate size, layers, heads, key/value heads: Qw
     "14": (5120, 13824, 48, 40, 8),
     "32": (5120, 27648, 64, 40, 8),
 }
-TIED = ("tiny", "0.1", "0.5", "1.5", "3")
+TIED = ("tiny", "0.1", "0.5", "0.6", "1.5", "3", "4")
 VOCABULARY = 151_936
 
 
@@ -38,6 +41,21 @@ def config_of(kind: str, size: str, **fields: Any) -> Any:
         "tie_word_embeddings": size in TIED,
     }
     return AutoConfig.for_model(kind, **shape | fields)
+
+
+def write_weights(folder: Path, config: Any, device: str) -> None:
+    """Write a random model of a configuration in bfloat16, without a tokenizer, and free the device's memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config)
+    torch.set_default_dtype(torch.float32)
+    model.save_pretrained(folder)
+    del model
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def make_model(folder: Path, size: str, device: str, *, kind: str = "llama", max_length: int = 2048) -> Path:

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from benchmarks.common.models import config_of
+from benchmarks.common.models import config_of, write_weights
 from benchmarks.common.runs import append, set_alone, versions
 
 GIB = 2**30
@@ -139,20 +139,10 @@ def _measure(device: str, output: Path, number: int, folder: Path) -> None:
 
 
 def _write_model(folder: Path, size: str, family: str, device: str) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     config = config_of(family, size, max_position_embeddings=4096, pad_token_id=0, bos_token_id=None, eos_token_id=None)
     if family == "qwen3":
         config.head_dim = config.hidden_size // config.num_attention_heads
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config)
-    torch.set_default_dtype(torch.float32)
-    model.save_pretrained(folder)
-    del model
-    if device == "cuda":
-        torch.cuda.empty_cache()
+    write_weights(folder, config, device)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from grpo_spec.gpus import gpu_bytes
 from grpo_workload.capacity.parts import TRAIN
 from grpo_workload.capacity.plan import Plan, plan
 from grpo_workload.capacity.shapes import Models
+from grpo_workload.policy.model import tiles
+from grpo_workload.policy.model.replacing import replaced
 
 PAGE = ROOT / "docs/memory.md"
 RESULTS = ROOT / "benchmarks/results"
@@ -115,7 +117,8 @@ def planned_bytes(recorded: Recorded, models: Models, folder: Path) -> int:
         "generation": {"maxModelLen": max(257, recorded.tokens // 64) if is_whole else EACH},
         "trainer": {"groups": [{"name": "a", "gpus": 1}]},
     }
-    found = plan(contract_of(_job(fields)), gpu_bytes("h100"), models)
+    with replaced((tiles, "TILE", recorded.tokens)):  # they ran before MLPs had tiles
+        found = plan(contract_of(_job(fields)), gpu_bytes("h100"), models)
     return sum(size for name, size in found.gpus[0].phases[TRAIN].items() if name not in recorded.leaves_out)
 
 

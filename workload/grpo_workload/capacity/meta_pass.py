@@ -22,7 +22,7 @@ from grpo_workload.policy.adapters.lora import add_adapters, output_layers
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.loss.batch_loss import batch_loss
 from grpo_workload.policy.memory import activation_offload
-from grpo_workload.policy.model import attention, vision
+from grpo_workload.policy.model import attention, tiles, vision
 from grpo_workload.policy.model.load import empty_model, fuse_norms, keep_own_calls, remove_noise
 
 
@@ -52,6 +52,7 @@ def training_model(config: TrainerConfig, made: Any = None) -> Any:
         vision.freeze(model)
     if config.model.use_liger_kernel:
         fuse_norms(model)
+    tiles.wrap(model)
     with torch.device("meta"):
         add_adapters(model, config)
     if config.lora is not None:
@@ -63,6 +64,7 @@ def training_model(config: TrainerConfig, made: Any = None) -> Any:
 
 def set_checkpointing(model: Any, config: TrainerConfig) -> Any:
     """Make `model` of `training_model` keep the activations that the job keeps, and return it."""
+    tiles.turn(model, on=config.parallelism.gradient_checkpointing)
     if config.parallelism.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     else:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 from grpo_spec.contract import Contract, Engine
 from grpo_spec.generation import Topology
@@ -113,8 +114,8 @@ class Trainers:
         room = (1 - SPARE) * self.gpu_bytes
         if self._training_bytes(high) <= room:
             return high
-        least, most = (self._training_bytes(end) for end in (tokens, high - 1))
-        return max(tokens, min(high - 1, tokens + int((room - least) * (high - 1 - tokens) / max(1, most - least))))
+        sizes = range(tokens, high)
+        return sizes[max(0, bisect_right(sizes, room, key=self._training_bytes) - 1)]
 
     def _training_bytes(self, tokens: int) -> int:
         return sum(self.phases(tokens, sends=True, by_line=True)[TRAIN].values())

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from grpo_spec.contract import Contract
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.capacity.meta_pass import Activations, activations, set_checkpointing, training_model
 from grpo_workload.capacity.states import BYTES, num_parameters
+from grpo_workload.policy.model import tiles
 from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.policy.model.load import empty_model, read_fields
 from grpo_workload.weights.export import full
@@ -21,7 +23,7 @@ from grpo_workload.weights.export import full
 logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 65_536
-"""Tokens of a micro-batch beyond which nothing is planned, as `algorithm.token_budget` chooses no larger one."""
+"""Tokens of a micro-batch of several sequences, at most: `algorithm.token_budget` chooses no larger one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,19 +107,23 @@ class Models:
         Args:
             contract: the job.
             tokens: between `longest` and `most_tokens`.
-            by_line: take it from the line through the passes over these two. Memory grows with tokens as the largest of
-                several lines, so between both it is at most what this one says.
+            by_line: take it from the line through the passes over these two, or over one of them and an MLP's tile.
+                Memory grows with tokens as the largest of several lines, which are others where MLPs have tiles, so
+                between two such passes it is at most what their line says.
         """
         config = contract.config
         shapes = self.shapes(config)
         shortest, most = longest(contract, shapes), most_tokens(contract, shapes)
-        if not by_line or tokens in (shortest, most):
+        inner = (tiles.TILE, tiles.TILE + 1) if config.parallelism.gradient_checkpointing else ()
+        ends = [shortest, *(one for one in inner if shortest < one < most), most]
+        if not by_line or tokens in ends:
             return self._pass(config, tokens, shortest, is_first=holds_step(contract, shapes, tokens))
-        low = self._pass(config, shortest, shortest, is_first=False)
-        high = self._pass(config, most, shortest, is_first=holds_step(contract, shapes, most))
+        start, end = next(pair for pair in pairwise(ends) if tokens < pair[1])
+        low = self._pass(config, start, shortest, is_first=False)
+        high = self._pass(config, end, shortest, is_first=holds_step(contract, shapes, end))
         if low is None or high is None:
             return None
-        part, high = (tokens - shortest) / (most - shortest), high._replace(gradients=0)
+        part, high = (tokens - start) / (end - start), high._replace(gradients=0)
         return Activations(*(int(a + part * (b - a)) for a, b in zip(low, high, strict=True)))
 
     def _pass(self, config: TrainerConfig, tokens: int, length: int, *, is_first: bool) -> Activations | None:
@@ -148,7 +154,7 @@ class Models:
 def longest(contract: Contract, shapes: Shapes) -> int:
     """Return the tokens of the longest sequence that is planned for: prompts count only with generation.maxModelLen."""
     wanted = contract.config.generation.max_model_len or contract.config.training.max_completion_length + 1
-    return max(2, min(wanted, shapes.context or wanted, MOST_TOKENS))
+    return max(2, min(wanted, shapes.context or wanted))
 
 
 def _step_sequences(contract: Contract) -> int:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from grpo_workload.policy.logprobs import logprobs
-from grpo_workload.policy.model import attention
+from grpo_workload.policy.model import attention, tiles
 from grpo_workload.policy.model.replacing import replaced
 
 ROUNDING = 512
@@ -107,7 +107,7 @@ def _liger(model: nn.Module) -> list[tuple[Any, str, Any]]:
     found: list[tuple[Any, str, Any]] = [(module, "apply_rotary_pos_emb", _rotate)]
     for layer in model.modules():
         if all(hasattr(layer, name) for name in ("gate_proj", "up_proj", "down_proj")):
-            found.append((layer, "forward", _swiglu_of(layer)))
+            found.append((layer, tiles.UNTILED if hasattr(layer, tiles.UNTILED) else "forward", _swiglu_of(layer)))
     return found
 
 

@@ -16,6 +16,8 @@ from transformers import AutoConfig
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.capacity.meta_pass import Activations, activations, batch_of, training_model, training_pass
 from grpo_workload.capacity.stand_ins import Live, like_a_gpu
+from grpo_workload.policy.model import tiles
+from grpo_workload.policy.model.replacing import replaced
 from support.families import FAMILIES, SIZES, make_config
 
 SMALL = SIZES | {"hidden_size": 256, "intermediate_size": 704, "vocab_size": 8192}
@@ -53,12 +55,21 @@ def measured(config: TrainerConfig, tokens: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("family", "checkpointing", "lora"),
-    [("qwen3", False, {}), ("qwen3", True, {}), ("llama", False, {"lora": {"r": 8}}), ("qwen2", True, {"lora": {}})],
+    ("family", "checkpointing", "lora", "tile"),
+    [
+        ("qwen3", False, {}, tiles.TILE),
+        ("qwen3", True, {}, tiles.TILE),
+        ("qwen3", True, {}, 48),
+        ("olmo2", True, {}, 48),
+        ("llama", False, {"lora": {"r": 8}}, 48),
+        ("qwen2", True, {"lora": {}}, tiles.TILE),
+        ("qwen2", True, {"lora": {}}, 48),
+    ],
 )
 def test_bytes_are_those_of_the_cpu_allocator(
-    family: str, checkpointing: bool, lora: dict[str, Any], tmp_path: Path
+    family: str, checkpointing: bool, lora: dict[str, Any], tile: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tiles, "TILE", tile)
     model = {"dtype": "float32", "attention": "eager", "useLigerKernel": False}
     config = make(tmp_path, family, model, parallelism={"zeroStage": 0, "gradientCheckpointing": checkpointing}, **lora)
     real, planned = measured(config, 200), activations(training_model(config), config, 200, 200, is_first=False)
@@ -84,10 +95,27 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, TrainerConfig]
 
 
 @settings(max_examples=8, deadline=None)
-@given(st.integers(2, 4000), st.integers(1, 4000))
-def test_memory_never_shrinks_with_tokens(dense: tuple[Any, TrainerConfig], tokens: int, more: int) -> None:
-    few, many = (on_gpu(activations(*dense, size, 10_000, is_first=False)) for size in (tokens, tokens + more))
+@given(st.integers(2, 4000), st.integers(1, 4000), st.sampled_from([1000, tiles.TILE]))
+def test_memory_never_shrinks_with_tokens(dense: tuple[Any, TrainerConfig], tokens: int, more: int, tile: int) -> None:
+    with replaced((tiles, "TILE", tile)):
+        few, many = (on_gpu(activations(*dense, size, 10_000, is_first=False)) for size in (tokens, tokens + more))
     assert few <= many
+
+
+def test_what_is_inside_an_mlp_exists_for_one_tile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    width = 8192
+    monkeypatch.setitem(SMALL, "intermediate_size", width)
+    config = make(tmp_path, parallelism={"gradientCheckpointing": True})
+    model = training_model(config)
+
+    def growth(tile: int) -> int:
+        monkeypatch.setattr(tiles, "TILE", tile)
+        few, many = (activations(model, config, tokens, 10_000, is_first=False).others for tokens in (4096, 8192))
+        return many - few
+
+    # What Liger's SwiGLU keeps and the gradient of its product, in bfloat16.
+    assert growth(10_000) > 4096 * 3 * width * 2
+    assert growth(1024) < 4096 * 0.5 * width * 2
 
 
 def test_checkpointing_and_host_memory_take_activations_off_the_gpu(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from grpo_workload.capacity.plan import Plan, plan
 from grpo_workload.capacity.proposals import CannotFitError, check_fit, own_edits, proposals
 from grpo_workload.capacity.shapes import Models, holds_step, longest, most_tokens
 from grpo_workload.capacity.tensor_parallel import ratio
+from grpo_workload.policy.model import tiles
 from support.families import make_config
 from support.paths import EXAMPLES
 
@@ -358,3 +359,30 @@ def test_examples_can_be_read_for_a_plan() -> None:
     fields = yaml.safe_load((EXAMPLES / "uneven-8-nodes.yaml").read_text())["spec"]
     fields["model"] = {"path": str(CONFIGS / "qwen2.5-7b")}
     assert len(planned(fields).gpus) == 3
+
+
+def test_a_line_between_two_passes_never_says_less_than_a_pass() -> None:
+    fields = spec(gpus=1, generation={"maxModelLen": 1024}, parallelism={"gradientCheckpointing": True})
+    contract = contract_of(job(fields | {"training": {"promptsPerStep": 64, "numGenerations": 2}}))
+    assert (longest(contract, MODELS.shapes(contract.config)), tiles.TILE) == (1024, 8192)
+    for tokens in (4096, 8000, 8192, 9000, 20_000, 50_000):
+        (exact, line) = (MODELS.activations(contract, tokens, by_line=by_line) for by_line in (False, True))
+        assert exact is not None
+        assert line is not None
+        assert sum(exact[:2]) <= sum(line[:2]) < 1.15 * sum(exact[:2]), tokens
+
+
+def test_sequences_of_any_length_are_planned_whole(tmp_path: Path) -> None:
+    make_config("qwen3", max_position_embeddings=300_000).save_pretrained(tmp_path)
+    parallelism = {"gradientCheckpointing": True}
+    found = [
+        planned(
+            spec(gpus=1, parallelism=parallelism, generation={"maxModelLen": length})
+            | {"model": {"path": str(tmp_path)}, "training": {"maxCompletionLength": length - 1}},
+            models=MODELS,
+        )
+        for length in (100_000, 200_000)
+    ]
+    assert [one.tokens for one in found] == [100_000, 200_000]
+    few, many = (one.gpus[0].phases["forward+backward"]["activations"] for one in found)
+    assert 1.8 * few < many

@@ -25,7 +25,7 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import VISION_FAMILIES
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.model_errors import explained
-from grpo_workload.policy.model import attention, rope, vision
+from grpo_workload.policy.model import attention, rope, tiles, vision
 from grpo_workload.policy.model.one_reader import one_rank_reads
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,11 @@ def load_model(
         vision.freeze(model)
     if config.model.use_liger_kernel and device.type == "cuda":
         fuse(model)
+    if config.parallelism.gradient_checkpointing:
+        tiles.wrap(model)  # after what changes an MLP's forward
+        tiles.turn(model, on=True)
+        if config.parallelism.zero_stage == 3:
+            tiles.gather_at_once(model)
     return model
 
 
