@@ -57,8 +57,8 @@ class GenerationConfig(Section):
         gt=0,
         le=0.9,
         description="Share of a GPU's memory that vLLM uses when kvCacheMemory is not set, and that must be free when "
-        "it starts. Default with Server and NodeLocal: 0.9. With Colocate: what the trainer leaves; 0.3 with sleepLevel "
-        "0 and on CPUs.",
+        "it starts. Default: 0.9 with Server and NodeLocal; with Colocate what the trainer leaves, or 0.3 with "
+        "sleepLevel 0 and on CPUs.",
     )
     engine_args: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
         default_factory=dict, max_length=64, description="Further arguments of vLLM's engine, under vLLM's own names."

@@ -34,8 +34,7 @@ class AsleepWatch:
         if used > self._limit:
             self._limit = used + GROWTH
             logger.warning(
-                "beside torch, this rank holds %.2f GiB more of its GPU while vLLM sleeps than in its first step (%.2f "
-                "GiB); if it goes on growing, training will run out of memory",
+                "beside torch, this rank holds %.2f GiB more of its GPU while vLLM sleeps than in its first step; if "
+                "that goes on growing, training will run out of memory",
                 (used - self._first) / GIB,
-                self._first / GIB,
             )

@@ -25,11 +25,11 @@ from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.ahead import AheadSampler
 from grpo_workload.generation.asleep import AsleepWatch
 from grpo_workload.generation.base import SILENCE, Listener, Weights
+from grpo_workload.generation.cache_rest import Rest
 from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.own_answers import Completions, bare
 from grpo_workload.generation.own_engine import build_engine, load_weights
 from grpo_workload.generation.own_episodes import OwnEpisodes
-from grpo_workload.generation.cache_rest import Rest
 from grpo_workload.generation.sleep_cycle import SleepCycle
 from grpo_workload.generation.vllm_api import EVALUATION, check_read, engine_prompt, sampling_parameters
 from grpo_workload.pod.model_split import takes_text_alone

@@ -359,3 +359,25 @@ def test_examples_can_be_read_for_a_plan() -> None:
     fields = yaml.safe_load((EXAMPLES / "uneven-8-nodes.yaml").read_text())["spec"]
     fields["model"] = {"path": str(CONFIGS / "qwen2.5-7b")}
     assert len(planned(fields).gpus) == 3
+
+
+def test_a_cache_without_a_size_takes_what_training_leaves_up_to_what_a_step_can_use() -> None:
+    def found(**generation: Any) -> tuple[dict[str, int], Plan]:
+        own = {"maxModelLen": 32_768} | generation
+        fields = spec(gpus=1, parallelism=parallelism, training=training, generation=own)
+        made = planned(fields)
+        return made.gpus[0].phases["generate"], made
+
+    parallelism: dict[str, Any] = {"zeroStage": 0, "optimizerDtype": "bfloat16", "offloadOptimizer": "generating"}
+    training = {"promptsPerStep": 8, "numGenerations": 8}
+    rest, made = found()
+    assert made.is_safe, "what is left beside the cache is what a plan has to leave"
+    assert 0.89 * H100 < sum(rest.values()) <= 0.92 * H100
+    share, _ = found(gpuMemoryUtilization=0.3)
+    assert rest["KV cache"] > 4 * share["KV cache"]
+    training |= {"promptsPerStep": 1, "numGenerations": 2}
+    few, _ = found()
+    token = MODELS.shapes(contract_of(job(spec())).config).cache_bytes(1, 2)
+    assert few["KV cache"] == 3 * 32_768 * token
+    parallelism["offloadOptimizer"] = "none"
+    assert found()[0]["KV cache"] <= few["KV cache"]
