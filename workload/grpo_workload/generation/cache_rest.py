@@ -46,7 +46,8 @@ def sequences_of_engine(contract: Contract) -> int:
 def num_sequences(vllm_config: Any) -> int:
     """Return how many sequences of a step vLLM samples at once."""
     most: int = vllm_config.scheduler_config.max_num_seqs
-    return min(most, vllm_config.additional_config.get(_SEQUENCES, most))
+    of_steps: int = vllm_config.additional_config.get(_SEQUENCES, most)
+    return min(most, of_steps)
 
 
 def cache_size(left: int, vllm_config: Any, layers: Mapping[str, Any], sequences: int) -> int:
@@ -57,5 +58,5 @@ def cache_size(left: int, vllm_config: Any, layers: Mapping[str, Any], sequences
     size: int = left // GRAIN * GRAIN
     if len({type(layer) for layer in layers.values()}) != 1:
         return size
-    longest = sum(layer.max_memory_usage_bytes(vllm_config) for layer in layers.values())
+    longest: int = sum(layer.max_memory_usage_bytes(vllm_config) for layer in layers.values())
     return min(size, (sequences + 1) * longest)  # one more: vLLM keeps a block for itself

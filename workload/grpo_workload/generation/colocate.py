@@ -263,4 +263,11 @@ class ColocateGenerator:
     def _wake(self, tags: list[str]) -> None:
         if tags and self._can_sleep:
             torch.cuda.empty_cache()
-            self._llm.wake_up(tags=tags)
+            try:
+                self._llm.wake_up(tags=tags)
+            except RuntimeError as error:
+                free = torch.cuda.mem_get_info()[0] / 2**30
+                raise RuntimeError(
+                    f"vLLM could not take its memory back for {tags[0]}, with {free:.1f} GiB of the GPU free; a "
+                    f"smaller generation.kvCacheMemory leaves more: {error}"
+                ) from error

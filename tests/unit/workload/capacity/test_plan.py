@@ -26,6 +26,7 @@ from grpo_workload.capacity.plan import Plan, plan
 from grpo_workload.capacity.proposals import CannotFitError, check_fit, own_edits, proposals
 from grpo_workload.capacity.shapes import Models, holds_step, longest, most_tokens
 from grpo_workload.capacity.tensor_parallel import ratio
+from grpo_workload.generation.cache_rest import sequences_of_engine
 from support.families import make_config
 from support.paths import EXAMPLES
 
@@ -381,3 +382,14 @@ def test_a_cache_without_a_size_takes_what_training_leaves_up_to_what_a_step_can
     assert few["KV cache"] == 3 * 32_768 * token
     parallelism["offloadOptimizer"] = "none"
     assert found()[0]["KV cache"] <= few["KV cache"]
+
+
+def test_an_engine_samples_what_its_ranks_train_on_and_more_steps_with_staleness() -> None:
+    def count(tensor_parallel: int, **training: Any) -> int:
+        fields = spec(gpus=4, generation={"maxModelLen": 2048, "tensorParallel": tensor_parallel}, training=training)
+        return sequences_of_engine(contract_of(job(fields)))
+
+    assert count(1, promptsPerStep=16, numGenerations=4) == 16
+    assert count(2, promptsPerStep=16, numGenerations=4) == 32
+    assert count(1, promptsPerStep=18, numGenerations=4) == 20, "some rank has five prompts"
+    assert count(1, promptsPerStep=16, numGenerations=4, maxStaleness=1) == 32

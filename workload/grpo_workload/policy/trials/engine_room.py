@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -35,8 +36,12 @@ def engine_room(policy: Policy, *, is_split: bool) -> int:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     buckets = 2 * max(GATHER_BYTES if policy.is_partitioned else 0, _largest(policy))
-    room = free - missing_moments(policy) - reserve(total, buckets) - is_split * COMMUNICATOR
-    if (least := min(gather(room))) <= 0:
+    return agree(gather(free - missing_moments(policy) - reserve(total, buckets) - is_split * COMMUNICATOR))
+
+
+def agree(rooms: Sequence[int]) -> int:
+    """Return the least of all ranks' rooms. ConfigError if one of them has none."""
+    if (least := min(rooms)) <= 0:
         raise ConfigError(
             f"generation: what training keeps of the GPU leaves no memory for vLLM ({-least / GIB:.1f} GiB are lacking "
             "beside a reserve); parallelism.offloadOptimizer generating, parallelism.zeroStage 3 or more GPUs may help"
@@ -46,5 +51,7 @@ def engine_room(policy: Policy, *, is_split: bool) -> int:
 
 def _largest(policy: Policy) -> int:
     """Bytes of the largest weight, on all ranks together."""
-    weights = policy.module.parameters()
-    return max(getattr(one, "ds_numel", one.numel()) * one.element_size() for one in weights)
+    sizes: list[int] = [
+        getattr(one, "ds_numel", one.numel()) * one.element_size() for one in policy.module.parameters()
+    ]
+    return max(sizes)
