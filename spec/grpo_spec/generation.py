@@ -57,7 +57,8 @@ class GenerationConfig(Section):
         gt=0,
         le=0.9,
         description="Share of a GPU's memory that vLLM uses when kvCacheMemory is not set, and that must be free when "
-        "it starts. Default: 0.3 with Colocate, 0.9 with Server and NodeLocal.",
+        "it starts. Default: 0.9 with Server and NodeLocal; with Colocate what the trainer leaves, or 0.3 with "
+        "sleepLevel 0 and on CPUs.",
     )
     engine_args: dict[Annotated[str, Field(max_length=64)], JsonValue] = Field(
         default_factory=dict, max_length=64, description="Further arguments of vLLM's engine, under vLLM's own names."
@@ -95,8 +96,15 @@ class GenerationConfig(Section):
         return self.is_quantized or self.python_args.get("kv_cache_dtype", "auto") != "auto"
 
     @property
+    def takes_rest(self) -> bool:
+        """Whether vLLM's cache takes what the trainer leaves of a GPU: it sleeps while the trainer needs more."""
+        sized = self.kv_cache_memory is not None or self.gpu_memory_utilization is not None
+        sleeps = self.topology is Topology.COLOCATE and self.engine == "vLLM" and self.sleep_level > 0
+        return sleeps and not sized
+
+    @property
     def gpu_share(self) -> float:
-        """Share of a GPU's memory that vLLM uses when its KV cache has no size in bytes."""
+        """Share of a GPU's memory that vLLM uses when its cache has no size in bytes, and does not take the rest."""
         return self.gpu_memory_utilization or (0.3 if self.topology is Topology.COLOCATE else 0.9)
 
     @property

@@ -36,7 +36,7 @@ def candidates(contract: Contract) -> Iterator[Edit]:
         yield "parallelism.offloadActivations", True
     if (cache := generation.kv_cache_bytes) is not None:
         yield from (("generation.kvCacheMemory", f"{max(1, int(cache * factor) >> 20)}Mi") for factor in _FACTORS)
-    else:
+    elif not generation.takes_rest:
         yield from (("generation.gpuMemoryUtilization", share / 20) for share in range(2, 19))
     if colocated and generation.sleep_level == 0:
         yield "generation.colocate", {"sleepLevel": 2}

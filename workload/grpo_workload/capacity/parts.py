@@ -13,6 +13,7 @@ from grpo_spec.contract import Contract, Engine
 from grpo_spec.generation import Topology
 from grpo_workload.capacity.shapes import Models, Shapes, holds_step, longest, most_tokens, planned_tokens
 from grpo_workload.capacity.states import BYTES, GIB, bucket_bytes, live_bytes, training_footprint
+from grpo_workload.generation.cache_rest import SPARE, reserve, sequences_of_engine
 from grpo_workload.generation.servers.weight_sender import PIECE_BYTES
 from grpo_workload.storage.model_files import FILE_BYTES
 from grpo_workload.weights.export import GATHER_BYTES
@@ -21,8 +22,6 @@ CUDA_CONTEXT = GIB // 2
 ENGINE_PROFILE = int(1.3 * GIB)
 """Bytes that vLLM takes beside weights and KV cache, and keeps while it sleeps: graphs and workspaces."""
 COMMUNICATOR = int(0.8 * GIB)  # of NCCL
-SPARE = 0.08
-"""Share of a GPU that fragments may take; a plan that leaves less fits, but tightly, and is never proposed."""
 DOUBT = 0.1
 """Share of a GPU by which a plan may be wrong: a job that lacks no more is never refused."""
 
@@ -36,8 +35,27 @@ Parts = dict[str, int]
 class EngineSize:
     """Bytes of one vLLM worker."""
 
-    def __init__(self, contract: Contract, shapes: Shapes, tensor_parallel: int, gpu_bytes: int, fixed: int) -> None:
-        """`fixed`: bytes of CUDA and NCCL that count towards vLLM's share of the GPU."""
+    def __init__(
+        self,
+        contract: Contract,
+        shapes: Shapes,
+        tensor_parallel: int,
+        gpu_bytes: int,
+        fixed: int,
+        rest: int | None = None,
+        spare: int = 0,
+    ) -> None:
+        """Size a worker.
+
+        Args:
+            contract: the job.
+            shapes: sizes of its model.
+            tensor_parallel: workers that hold one copy of it.
+            gpu_bytes: memory of a GPU.
+            fixed: bytes of CUDA and NCCL that count towards vLLM's share of the GPU.
+            rest: bytes that a worker may take whose share is not set, since it sleeps.
+            spare: bytes that are free beside these.
+        """
         generation, size = contract.config.generation, BYTES[contract.config.model.dtype]
         # In a format of its own (MXFP4, AWQ), which may be of 4 bits, or as vLLM makes it.
         stored = 0.5 if shapes.is_quantized else 1 if generation.is_quantized else size
@@ -45,10 +63,14 @@ class EngineSize:
         length = generation.max_model_len or shapes.context or longest(contract, shapes)
         coarse = str(generation.python_args.get("kv_cache_dtype", "auto")).startswith("fp8")
         least = shapes.cache_bytes(tensor_parallel, 1 if coarse else size) * length  # vLLM refuses less
-        share = None if generation.kv_cache_bytes is not None else int(generation.gpu_share * gpu_bytes)
-        given = generation.kv_cache_bytes if share is None else share - self.weights - ENGINE_PROFILE - fixed
-        assert given is not None
-        self.over = max(0, least - given)
+        given = generation.kv_cache_bytes
+        if given is None:
+            share = int(generation.gpu_share * gpu_bytes) - fixed if rest is None else rest
+            given = share - self.weights - ENGINE_PROFILE
+        if rest is not None and len(set(shapes.fields.get("layer_types") or ())) < 2:
+            given = min(given, (sequences_of_engine(contract) + 1) * least)
+        short = max(0, least - given)
+        self.over = 0 if rest is not None and short > spare else short  # beyond that, the GPU itself lacks them
         self.cache = max(given, least)
         self.per_layer = self.weights // shapes.layers  # loaded beside a layer's own weights (vLLM's layerwise reload)
 
@@ -64,12 +86,6 @@ class Trainers:
     def __init__(self, contract: Contract, gpu_bytes: int, models: Models, shapes: Shapes) -> None:
         self.contract, self.config, self.gpu_bytes = contract, contract.config, gpu_bytes
         self.models, self.shapes, self.world = models, shapes, contract.world_size
-        generation = self.config.generation
-        colocated = generation.engine == "vLLM" and generation.topology is Topology.COLOCATE
-        self.engine: EngineSize | None = None
-        if colocated:
-            split = generation.tensor_parallel
-            self.engine = EngineSize(contract, shapes, split, gpu_bytes, fixed=(split > 1) * COMMUNICATOR)
         self.need = training_footprint(
             self.config,
             num_parameters=shapes.own,
@@ -77,6 +93,14 @@ class Trainers:
             num_adapted=shapes.adapted,
             num_quantized=shapes.quantized,
         )
+        generation = self.config.generation
+        split, colocated = generation.tensor_parallel, generation.topology is Topology.COLOCATE
+        self.engine: EngineSize | None = None
+        if colocated and generation.engine == "vLLM":
+            fixed, rest, spare = (split > 1) * COMMUNICATOR, None, reserve(gpu_bytes, self._buckets_of_push())
+            if generation.takes_rest:
+                rest = gpu_bytes - spare - self.need.states - CUDA_CONTEXT - (self.world > 1) * COMMUNICATOR - fixed
+            self.engine = EngineSize(contract, shapes, split, gpu_bytes, fixed, rest, spare)
 
     def phases(self, tokens: int, *, sends: bool, by_line: bool = False) -> dict[str, Parts]:
         """Return the parts of each phase on a rank's GPU, for micro-batches of `tokens`."""
@@ -167,6 +191,11 @@ class Trainers:
 
     def _buckets(self) -> int:
         return bucket_bytes(self.config, num_trained=self.shapes.trained, world_size=self.world)
+
+    def _buckets_of_push(self) -> int:
+        """Bytes that a trainer leaves for `_gathers`, whether or not they are needed."""
+        stage = self.config.parallelism.zero_stage
+        return 2 * max(GATHER_BYTES if stage == 3 else 0, self.shapes.largest_export)
 
     def _gathers(self) -> int:
         """Bytes of the two buckets of a push out of ZeRO-3; else of a weight that is made of others, and the next."""

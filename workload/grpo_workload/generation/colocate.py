@@ -23,7 +23,9 @@ from grpo_spec.contract import Device
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.ahead import AheadSampler
+from grpo_workload.generation.asleep import AsleepWatch
 from grpo_workload.generation.base import SILENCE, Listener, Weights
+from grpo_workload.generation.cache_rest import Rest
 from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.own_answers import Completions, bare
 from grpo_workload.generation.own_engine import build_engine, load_weights
@@ -61,8 +63,13 @@ _OURS = frozenset(
 class ColocateGenerator:
     """The vLLM engine of one rank, or the rank's slice of one."""
 
-    def __init__(self, config: TrainerConfig, device: Device, episodes: Episodes | None = None) -> None:
-        """Load the engine; collective. `episodes` plays those of a job with tools or environments.
+    def __init__(
+        self, config: TrainerConfig, device: Device, episodes: Episodes | None = None, *, rest: Rest | None = None
+    ) -> None:
+        """Load the engine; collective.
+
+        `episodes` plays those of a job with tools or environments. `rest` is what the engine may take, where no setting
+        says it.
 
         Raises:
             ConfigError: `generation.engineArgs` has an argument that cannot be set, or vLLM refuses the settings.
@@ -71,7 +78,7 @@ class ColocateGenerator:
         check_engine_args(generation.engine_args, _OURS)
         self._rank, self._tensor_parallel = int(os.environ["RANK"]), generation.tensor_parallel
         level = generation.sleep_level
-        self._cycle = SleepCycle(level)
+        self._cycle, self._watch = SleepCycle(level), AsleepWatch()
         self._device, self._field = device, config.model.field
         self._version, self._begins_as_loaded = 0, config.begins_as_loaded
         self._sampling = sampling_parameters(training)
@@ -91,6 +98,8 @@ class ColocateGenerator:
             "max_model_len": generation.max_model_len,
             "language_model_only": takes_text_alone(config.model),
         }
+        if rest is not None:
+            arguments |= rest.arguments()
         self._llm = build_engine(self._field, arguments | by_device(device) | dict(generation.engine_args))
         self._tokenizer = self._llm.get_tokenizer()
         self._ahead: AheadSampler | OwnEpisodes | None = None
@@ -160,6 +169,7 @@ class ColocateGenerator:
         level = self._cycle.sleep()
         if level and self._can_sleep:
             self._llm.sleep(level=level)
+            self._watch.look()
 
     def expect_weights(self) -> None:
         """Do nothing: `sync_weights` has nobody to wait for."""
@@ -253,4 +263,11 @@ class ColocateGenerator:
     def _wake(self, tags: list[str]) -> None:
         if tags and self._can_sleep:
             torch.cuda.empty_cache()
-            self._llm.wake_up(tags=tags)
+            try:
+                self._llm.wake_up(tags=tags)
+            except RuntimeError as error:
+                free = torch.cuda.mem_get_info()[0] / 2**30
+                raise RuntimeError(
+                    f"vLLM could not take its memory back for {tags[0]}, with {free:.1f} GiB of the GPU free; a "
+                    f"smaller generation.kvCacheMemory leaves more: {error}"
+                ) from error

@@ -26,6 +26,7 @@ from grpo_workload.capacity.plan import Plan, plan
 from grpo_workload.capacity.proposals import CannotFitError, check_fit, own_edits, proposals
 from grpo_workload.capacity.shapes import Models, holds_step, longest, most_tokens
 from grpo_workload.capacity.tensor_parallel import ratio
+from grpo_workload.generation.cache_rest import sequences_of_engine
 from grpo_workload.policy.model import tiles
 from support.families import make_config
 from support.paths import EXAMPLES
@@ -234,7 +235,8 @@ def test_a_model_that_does_not_run_on_the_meta_device_is_planned_without_activat
 
 def test_edits_of_a_rank_leave_the_layout_as_it_is() -> None:
     names = {edit[0] for edit, _ in own_edits(contract_of(job(spec())))}
-    assert {"parallelism.zeroStage", "generation.gpuMemoryUtilization", "lora"} <= names
+    assert {"parallelism.zeroStage", "generation.tensorParallel", "lora"} <= names
+    assert "generation.gpuMemoryUtilization" not in names  # the cache takes what is left anyway
     assert not {name for name in names if name.startswith("trainer")}
     split = {edit[1] for edit, _ in own_edits(contract_of(job(spec(gpus=6)))) if edit[0] == "generation.tensorParallel"}
     assert split == {2}  # ranks of one pod share a copy
@@ -386,3 +388,36 @@ def test_sequences_of_any_length_are_planned_whole(tmp_path: Path) -> None:
     assert [one.tokens for one in found] == [100_000, 200_000]
     few, many = (one.gpus[0].phases["forward+backward"]["activations"] for one in found)
     assert 1.8 * few < many
+
+
+def test_a_cache_without_a_size_takes_what_training_leaves_up_to_what_a_step_can_use() -> None:
+    def found(**generation: Any) -> tuple[dict[str, int], Plan]:
+        own = {"maxModelLen": 32_768} | generation
+        fields = spec(gpus=1, parallelism=parallelism, training=training, generation=own)
+        made = planned(fields)
+        return made.gpus[0].phases["generate"], made
+
+    parallelism: dict[str, Any] = {"zeroStage": 0, "optimizerDtype": "bfloat16", "offloadOptimizer": "generating"}
+    training = {"promptsPerStep": 8, "numGenerations": 8}
+    rest, made = found()
+    assert made.is_safe, "what is left beside the cache is what a plan has to leave"
+    assert 0.89 * H100 < sum(rest.values()) <= 0.92 * H100
+    share, _ = found(gpuMemoryUtilization=0.3)
+    assert rest["KV cache"] > 4 * share["KV cache"]
+    training |= {"promptsPerStep": 1, "numGenerations": 2}
+    few, _ = found()
+    token = MODELS.shapes(contract_of(job(spec())).config).cache_bytes(1, 2)
+    assert few["KV cache"] == 3 * 32_768 * token
+    parallelism["offloadOptimizer"] = "none"
+    assert found()[0]["KV cache"] <= few["KV cache"]
+
+
+def test_an_engine_samples_what_its_ranks_train_on_and_more_steps_with_staleness() -> None:
+    def count(tensor_parallel: int, **training: Any) -> int:
+        fields = spec(gpus=4, generation={"maxModelLen": 2048, "tensorParallel": tensor_parallel}, training=training)
+        return sequences_of_engine(contract_of(job(fields)))
+
+    assert count(1, promptsPerStep=16, numGenerations=4) == 16
+    assert count(2, promptsPerStep=16, numGenerations=4) == 32
+    assert count(1, promptsPerStep=18, numGenerations=4) == 20, "some rank has five prompts"
+    assert count(1, promptsPerStep=16, numGenerations=4, maxStaleness=1) == 32

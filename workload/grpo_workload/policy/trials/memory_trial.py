@@ -64,7 +64,7 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats()
         self._reserved = torch.cuda.memory_reserved()
         free, total = torch.cuda.mem_get_info()
-        return Room(free - _missing_moments(self._policy), int(SPARE * total))
+        return Room(free - missing_moments(self._policy), int(SPARE * total))
 
     def peak(self) -> int:
         """See `Memory.peak`."""
@@ -212,8 +212,8 @@ def _with_own_images(sample: Sample) -> Sample:
     return replace(sample, prompt=replace(sample.prompt, images=replace(images, inputs=dict(images.inputs))))
 
 
-def _missing_moments(policy: Policy) -> int:
-    """Bytes of AdamW's moments that do not exist before its first step, and are on the device while it trains."""
+def missing_moments(policy: Policy) -> int:
+    """Return bytes of AdamW's moments that do not exist before its first step, and stay on the device after it."""
     if policy.puts_states_away:
         return 0
     optimizer = adam(policy.deepspeed_engine)
