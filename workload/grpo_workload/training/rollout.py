@@ -15,7 +15,7 @@ from itertools import islice
 
 from grpo_workload.algorithm.advantage import step_advantages
 from grpo_workload.algorithm.reuse import batches_of, steps_of
-from grpo_workload.algorithm.samples import Prompt, Sample
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import EpisodeFact, Fact
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
@@ -38,7 +38,11 @@ class Part:
     @staticmethod
     def of(run: Run, step: int, groups: Sequence[tuple[Prompt, Group]], kls: Iterator[float]) -> Part:
         """Make the part of this rank from its groups; takes as many of `kls` as they have completions."""
-        flat = [(prompt, completion) for prompt, group in groups for completion in group.completions]
+        flat = [
+            (number, prompt, completion)
+            for number, (prompt, group) in enumerate(groups)
+            for completion in group.completions
+        ]
         values = [[value for _, group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
         table = tabulate(weights_of(run.rewards), values)
         facts = [
@@ -52,8 +56,9 @@ class Part:
                 staleness=step - completion.weight_version,
                 episode=EpisodeFact.of(completion.episode) if completion.episode else None,
                 sequences=completion.num_read(prompt) if completion.episode and completion.episode.forks else (),
+                prompt=(number, len(prompt.token_ids)) if _begins_with(prompt, completion) else None,
             )
-            for (prompt, completion), total in zip(flat, table.totals, strict=True)
+            for (number, prompt, completion), total in zip(flat, table.totals, strict=True)
         ]
         return Part(table=table, facts=facts, kls=list(islice(kls, len(flat))))
 
@@ -66,6 +71,11 @@ class Part:
     def with_advantages(self, advantages: Iterator[float]) -> list[Fact]:
         """Return the facts with their advantages, which come next in `advantages`."""
         return [fact._replace(advantage=next(advantages)) for fact in self.facts]
+
+
+def _begins_with(prompt: Prompt, completion: Completion) -> bool:
+    """Whether the prompt's own tokens, of text alone, are the first of the completion's sequence."""
+    return prompt.images is None and completion.prompt_ids(prompt) is prompt.token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

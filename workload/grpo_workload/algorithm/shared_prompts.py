@@ -1,0 +1,89 @@
+"""The layout of sequences that share a prompt: the model is fed its tokens once, before the first completion.
+
+Shapes: B sequences, N tokens that the model is fed, M tokens of all sequences, each with its whole prompt; K
+completion tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedKeys:
+    """The keys that the queries of each sequence see: all of its own tokens, with those of the shared prompt.
+
+    The queries of a sequence are the last of its tokens: all but those that another sequence is fed.
+    """
+
+    places_M: Tensor  # place in N of each token of the sequences
+    bounds: Tensor  # int32 [B + 1]: the offset in M at which each sequence begins, and M
+    longest: int  # tokens of the longest sequence, with its prompt
+    own_N: Tensor  # place in M of each token that the model is fed, in the sequence that is fed it
+    places_K: Tensor  # `MicroBatch.places_K`, in M
+
+    def to(self, device: torch.device | str) -> SharedKeys:
+        """Return them on `device`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return SharedKeys(
+            **{
+                name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+                for name, value in values.items()
+            }
+        )
+
+
+class Layout:
+    """Where the tokens of sequences are among those that the model is fed."""
+
+    def __init__(self, lengths: Sequence[int], shared: Sequence[int] = ()) -> None:
+        """Lay out sequences.
+
+        Args:
+            lengths: tokens of each sequence.
+            shared: number of first tokens of each that are those of the last sequence before it with 0 here. The model
+                is fed them there. Empty: none shares any.
+        """
+        self.lengths, self.shared = lengths, shared or (0,) * len(lengths)
+        own = [length - skipped for length, skipped in zip(lengths, self.shared, strict=True)]
+        self.starts = list(accumulate(own, initial=0))  # places at which what is fed of each begins, and N
+        self.longest = max(own)  # tokens that the model is fed of one sequence
+        heads = accumulate(range(len(own)), lambda head, one: head if self.shared[one] else one)
+        self._firsts = [self.starts[head] for head in heads]  # place of the first token of each sequence
+
+    def place(self, sequence: int, token: int) -> int:
+        """Return the place of a token of a sequence."""
+        skipped = self.shared[sequence]
+        return self._firsts[sequence] + token if token < skipped else self.starts[sequence] + token - skipped
+
+    def keys(self, places_K: Sequence[tuple[int, int]]) -> SharedKeys | None:
+        """Return the keys of the sequences; None if none shares any.
+
+        Args:
+            places_K: sequence and token of each place in `MicroBatch.places_K`.
+        """
+        if not any(self.shared):
+            return None
+        bounds = list(accumulate(self.lengths, initial=0))
+        fed = zip(self._firsts, self.starts, self.lengths, self.shared, strict=False)
+        parts = [
+            part
+            for first, start, length, skipped in fed
+            for part in (torch.arange(first, first + skipped), torch.arange(start, start + length - skipped))
+        ]
+        own = [
+            torch.arange(begin + skipped, end)
+            for begin, end, skipped in zip(bounds, bounds[1:], self.shared, strict=False)
+        ]
+        return SharedKeys(
+            places_M=torch.cat(parts),
+            bounds=torch.tensor(bounds, dtype=torch.int32),
+            longest=max(self.lengths),
+            own_N=torch.cat(own),
+            places_K=torch.tensor([bounds[sequence] + token for sequence, token in places_K]),
+        )
