@@ -155,7 +155,13 @@ def test_a_prompt_that_completions_share_computes_the_same_as_one_for_each(
 @pytest.mark.parametrize("family", ALL)
 def test_the_trial_at_the_start_accepts_it_in_half_precision(family: str) -> None:
     model = make_sharp_model(family, attention_of(family)).to(torch.bfloat16)
-    policy: Any = SimpleNamespace(module=model, head=LogprobHead(model), device=model.device, is_partitioned=False)
+    policy: Any = SimpleNamespace(
+        module=model,
+        head=LogprobHead(model),
+        device=model.device,
+        is_partitioned=False,
+        shares_prompts=family in FAMILIES,
+    )
     sequences = {"training": {"perDeviceTrainBatchSize": None if family in FAMILIES else 1}}
     model_fields = {"model": CONFIG["model"] | {"attention": attention_of(family)}}
     try_policy(policy, TrainerConfig.model_validate(CONFIG | sequences | model_fields))

@@ -66,7 +66,11 @@ def make_policy(config, implementation="varlen", *, lora=None, dtype=torch.float
         layers = output_layers(model)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     return SimpleNamespace(
-        module=model, head=LogprobHead(model, layers), device=torch.device("cpu"), is_partitioned=False
+        module=model,
+        head=LogprobHead(model, layers),
+        device=torch.device("cpu"),
+        is_partitioned=False,
+        shares_prompts=implementation == "varlen",
     )
 
 
@@ -92,6 +96,17 @@ def try_model(config, implementation="varlen", *, sequences=None, **settings):
 @pytest.mark.parametrize("name", GOOD)
 def test_models_that_train_pass(name, implementation, dtype):
     try_model(GOOD[name], implementation, dtype=dtype)
+
+
+def test_attention_that_does_not_look_at_a_shared_prompt_is_refused():
+    attend = attention.AttentionInterface()["varlen"]
+    attention.AttentionInterface.register("varlen", lambda *args, shared_keys=None, **others: attend(*args, **others))
+    try:
+        with pytest.raises(ConfigError, match="mixes sequences .* perDeviceTrainBatchSize 1 would work"):
+            try_model(GOOD["llama"])
+        try_model(GOOD["llama"], sequences=1)
+    finally:
+        attention.register()
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(dropout=0.1)])
@@ -153,7 +168,7 @@ def test_a_model_whose_tokens_depend_on_the_longest_sequence_is_refused(family, 
     try_policy(policy, make_config(sequences=sequences, max_model_len=SHORT))
 
 
-def test_a_change_of_logits_that_training_does_not_make_is_refused(monkeypatch):
+def test_a_change_of_logits_that_training_does_not_make_is_refused():
     monkeypatch.setattr(LogitChange, "of", lambda model: LogitChange())
     with pytest.raises(
         ConfigError, match=r"model.name: org/model changes the logits of its output layer in a way that"

@@ -48,9 +48,11 @@ def try_policy(policy: Policy, config: TrainerConfig) -> None:
     vocabulary = module.config.get_text_config().vocab_size
     ids = torch.randint(vocabulary, (FIRST + SECOND,), generator=torch.Generator().manual_seed(0)).tolist()
     first, second = _sample(ids[:FIRST], 1), _sample(ids[FIRST:], 1)
+    sibling = _sample([*ids[FIRST : FIRST + 1], *ids[: SECOND - 1]], 1)  # of the second's prompt, which it may share
     with _undisturbed(policy):
         try:
-            together, alone = micro_batch([first, second] if packs else [second]), micro_batch([second])
+            alone, shared = micro_batch([second]), (0, 0, int(policy.shares_prompts))
+            together = micro_batch([first, sibling, second], shared) if packs else alone
             if (replay := policy.head.replay) is not None:  # raises if a router cannot be replayed
                 _last(policy, replace(alone, experts_NLX=replay.own_choice(alone.num_tokens)))
             own_T, odd = _own(policy, alone, config.model.attention)
@@ -83,7 +85,7 @@ class _Found(NamedTuple):
 
     trained_T: Tensor  # in training mode, as the next but one
     again_T: Tensor  # the same, with other random numbers
-    packed_T: Tensor  # behind the first sequence, in one micro-batch
+    packed_T: Tensor  # behind other sequences, in one micro-batch
     alone_T: Tensor
     after_T: Tensor  # as the end of one sequence with the first
     near_T: Tensor  # the same, before a further token at the next place but one
