@@ -27,7 +27,7 @@ from grpo_spec.lora import LoraConfig
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.adapters.lora import Adapters, output_layers
 from grpo_workload.policy.logprobs.head import LogprobHead
-from grpo_workload.policy.model import attention
+from grpo_workload.policy.model import attention, attention_kernels
 from grpo_workload.policy.model.load import remove_noise
 from grpo_workload.policy.model.logit_change import LogitChange
 from grpo_workload.policy.trials.trial import try_policy
@@ -99,10 +99,12 @@ def test_models_that_train_pass(name, implementation, dtype):
 
 
 def test_attention_that_does_not_look_at_a_shared_prompt_is_refused():
-    attend = attention.AttentionInterface()["varlen"]
-    attention.AttentionInterface.register("varlen", lambda *args, shared_keys=None, **others: attend(*args, **others))
+    def apart(*args, shared_keys=None, **others):
+        return attention.attend(*args, **others)
+
+    attention.AttentionInterface.register("varlen", apart)
     try:
-        with pytest.raises(ConfigError, match="mixes sequences .* perDeviceTrainBatchSize 1 would work"):
+        with pytest.raises(ConfigError, match=r"to a prompt that completions share: .*BatchSize 1 would work"):
             try_model(GOOD["llama"])
         try_model(GOOD["llama"], sequences=1)
     finally:
@@ -150,7 +152,7 @@ def test_what_it_advises_works():
 
 def test_an_attention_that_ignores_the_bounds_is_caught(monkeypatch):
     """As a model with an attention function of its own would, which this list of layer types does not show."""
-    monkeypatch.setattr(attention, "pairwise", lambda bounds: [(bounds[0], bounds[-1])])
+    monkeypatch.setattr(attention_kernels, "pairwise", lambda bounds: [(bounds[0], bounds[-1])])
     with pytest.raises(ConfigError, match="varlen mixes sequences"):
         try_model(GOOD["llama"])
 
@@ -168,7 +170,7 @@ def test_a_model_whose_tokens_depend_on_the_longest_sequence_is_refused(family, 
     try_policy(policy, make_config(sequences=sequences, max_model_len=SHORT))
 
 
-def test_a_change_of_logits_that_training_does_not_make_is_refused():
+def test_a_change_of_logits_that_training_does_not_make_is_refused(monkeypatch):
     monkeypatch.setattr(LogitChange, "of", lambda model: LogitChange())
     with pytest.raises(
         ConfigError, match=r"model.name: org/model changes the logits of its output layer in a way that"
