@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +30,9 @@ class SharedKeys:
 
     def to(self, device: torch.device | str) -> SharedKeys:
         """Return them on `device`."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return SharedKeys(
-            **{
-                name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
-                for name, value in values.items()
-            }
-        )
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return SharedKeys(**values | {name: one.to(device, non_blocking=True) for name, one in tensors.items()})
 
 
 class Layout:
@@ -53,8 +50,9 @@ class Layout:
         own = [length - skipped for length, skipped in zip(lengths, self.shared, strict=True)]
         self.starts = list(accumulate(own, initial=0))  # places at which what is fed of each begins, and N
         self.longest = max(own)  # tokens that the model is fed of one sequence
-        heads = accumulate(range(len(own)), lambda head, one: head if self.shared[one] else one)
-        self._firsts = [self.starts[head] for head in heads]  # place of the first token of each sequence
+        self._firsts: list[int] = []  # place of the first token of each sequence
+        for start, skipped in zip(self.starts, self.shared, strict=False):
+            self._firsts.append(self._firsts[-1] if skipped else start)
 
     def place(self, sequence: int, token: int) -> int:
         """Return the place of a token of a sequence."""

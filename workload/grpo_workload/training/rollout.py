@@ -38,11 +38,13 @@ class Part:
     @staticmethod
     def of(run: Run, step: int, groups: Sequence[tuple[Prompt, Group]], kls: Iterator[float]) -> Part:
         """Make the part of this rank from its groups; takes as many of `kls` as they have completions."""
-        flat = [
-            (number, prompt, completion)
-            for number, (prompt, group) in enumerate(groups)
-            for completion in group.completions
-        ]
+        flat = [(prompt, completion) for prompt, group in groups for completion in group.completions]
+        numbers: dict[tuple[int, ...], int] = {}  # of the different prompts
+
+        def numbered(prompt: Prompt, completion: Completion) -> tuple[int, int] | None:
+            ids = completion.prompt_ids(prompt)
+            return None if prompt.images else (numbers.setdefault(ids, len(numbers)), len(ids))
+
         values = [[value for _, group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
         table = tabulate(weights_of(run.rewards), values)
         facts = [
@@ -56,9 +58,9 @@ class Part:
                 staleness=step - completion.weight_version,
                 episode=EpisodeFact.of(completion.episode) if completion.episode else None,
                 sequences=completion.num_read(prompt) if completion.episode and completion.episode.forks else (),
-                prompt=(number, len(prompt.token_ids)) if _begins_with(prompt, completion) else None,
+                prompt=numbered(prompt, completion),
             )
-            for (number, prompt, completion), total in zip(flat, table.totals, strict=True)
+            for (prompt, completion), total in zip(flat, table.totals, strict=True)
         ]
         return Part(table=table, facts=facts, kls=list(islice(kls, len(flat))))
 
@@ -71,11 +73,6 @@ class Part:
     def with_advantages(self, advantages: Iterator[float]) -> list[Fact]:
         """Return the facts with their advantages, which come next in `advantages`."""
         return [fact._replace(advantage=next(advantages)) for fact in self.facts]
-
-
-def _begins_with(prompt: Prompt, completion: Completion) -> bool:
-    """Whether the prompt's own tokens, of text alone, are the first of the completion's sequence."""
-    return prompt.images is None and completion.prompt_ids(prompt) is prompt.token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

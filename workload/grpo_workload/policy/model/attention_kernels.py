@@ -91,7 +91,7 @@ def _band(num_queries: int, num_keys: int, window: int | None, device: torch.dev
 
 def copied(rows_N: Tensor, places_M: Tensor) -> Tensor:
     """Return `rows_N[places_M]`; gradients of a row's copies are summed in float32."""
-    return cast(Tensor, _Copied.apply(rows_N, places_M))
+    return cast(Tensor, _Copied.apply(rows_N, places_M))  # type: ignore[no-untyped-call]
 
 
 class _Copied(torch.autograd.Function):
@@ -105,6 +105,7 @@ class _Copied(torch.autograd.Function):
         (gradient_M,) = gradients
         dtype = torch.promote_types(gradient_M.dtype, torch.float32)
         sums_N = gradient_M.new_zeros(ctx.count, *gradient_M.shape[1:], dtype=dtype)
-        for part_P, places_P in zip(gradient_M.split(_ROWS), ctx.places_M.split(_ROWS), strict=True):
-            sums_N.index_add_(0, places_P, part_P.to(dtype))
+        for start in range(0, len(gradient_M), _ROWS):
+            part = slice(start, start + _ROWS)
+            sums_N.index_add_(0, ctx.places_M[part], gradient_M[part].to(dtype))
         return sums_N.to(gradient_M.dtype), None
