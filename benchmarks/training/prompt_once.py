@@ -9,8 +9,8 @@ their ratio is that of the times. Three passes are timed after one that is not; 
 
 With adapters: 8 completions of 256 tokens, prompts of 1k to 16k; one of 4k with a single completion, where nothing is
 shared. With all weights: 4 completions at a context of 8k, where verl says 1.70x for the update with its prefix grouper
-on four H800 (volcengine/verl#4368; it does not say how long completions are). TRL's tree packing (experimental
-AsyncGRPO) is not beside it: its attention is FlashAttention 3 from the hub, which this benchmark cannot download.
+on four H800 (volcengine/verl#4368; it does not say how long completions are). With `trl`:
+the cases with adapters by TRL's AsyncGRPO (`vs_trl/tree_rows.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import click
 
 from benchmarks.common.models import config_of
 from benchmarks.common.runs import about, append, set_alone
+from benchmarks.vs_trl.tree_rows import Passes, trl_passes
 
 GIB = 2**30
 QWEN3_4B = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32}
@@ -37,6 +38,7 @@ QWEN3_4B |= {"num_key_value_heads": 8, "head_dim": 128}
 LORA = {"r": 16, "alpha": 32}
 CASES = {  # prompt tokens, completions, completion tokens
     "lora": ((1024, 8, 256), (4096, 8, 256), (4096, 1, 256), (8192, 8, 256), (16384, 8, 256)),
+    "trl": ((1024, 8, 256), (4096, 8, 256), (8192, 8, 256), (16384, 8, 256)),
     "full": ((4096 - 1024, 4, 1024), (8192 - 1024, 4, 1024)),
 }
 TIMES = 3
@@ -46,7 +48,7 @@ TIMES = 3
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--size", type=click.Choice(["4", "tiny"]), default="4", show_default=True)
 @click.option("--budget", default=32768, show_default=True, help="Tokens of a micro-batch.")
-@click.option("--only", type=click.Choice(list(CASES)), help="Adapters or all weights; both without it.")
+@click.option("--only", type=click.Choice(list(CASES)), help="Adapters, TRL's, or all weights; all without it.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("prompt_once.jsonl"), show_default=True)
 @click.option("--child", is_flag=True, hidden=True)
 def main(only: str | None, output: Path, child: bool, **options: Any) -> None:
@@ -59,7 +61,8 @@ def main(only: str | None, output: Path, child: bool, **options: Any) -> None:
     for kind in [only] if only else CASES:
         arguments = [f"--{name}={value}" for name, value in {**options, "output": output}.items()]
         command = [sys.executable, "-m", "benchmarks.training.prompt_once", "--child", f"--only={kind}", *arguments]
-        subprocess.run(command, check=True)
+        if subprocess.run(command).returncode:  # the next may work
+            print(f"{kind} failed", flush=True)
 
 
 def measure(folder: Path, kind: str, output: Path, device: str, size: str, budget: int) -> None:
@@ -69,14 +72,50 @@ def measure(folder: Path, kind: str, output: Path, device: str, size: str, budge
     from grpo_workload.ranks import environment
 
     environment.prepare(Device(device), os.environ)
-    import torch
-
-    from grpo_spec.trainer import TrainerConfig
-    from grpo_workload.policy.step.policy import Policy
-
     is_tiny, longest = size == "tiny", max(sum(case[::2]) for case in CASES[kind])
     budget = 512 if is_tiny else budget
     write_model(folder, device, is_tiny, longest)
+    passes = trl_passes(folder, device, budget, LORA) if kind == "trl" else our_passes(folder, device, budget, kind)
+    for case in CASES[kind]:
+        prompt_tokens, completions, completion_tokens = (case[0] // 64, case[1], case[2] // 64) if is_tiny else case
+        before: dict[str, Any] = {}
+        for shares in [True] if kind == "trl" else [False, True]:
+            line: dict[str, Any] = {"kind": kind, "prompt_tokens": prompt_tokens, "completions": completions}
+            line |= {"completion_tokens": completion_tokens, "shares_prompts": shares}
+            tokens = completions * (prompt_tokens + completion_tokens)
+            try:
+                run, line["fed_tokens"], line["micro_batches"] = passes(*case_of(line), shares)
+                line |= timed(run, tokens, device)
+                if before:
+                    line["times_faster"] = round(line["tokens_per_second"] / before["tokens_per_second"], 3)
+                before = line
+            except Exception as error:  # the line has the cause, whatever it is
+                line["error"] = f"{type(error).__name__}: {error}"
+            line |= about("benchmarks.training.prompt_once", only=kind, device=device, size=size, budget=budget)
+            append(output, line)
+            shown = ("kind", "prompt_tokens", "completions", "shares_prompts", "fed_tokens", "tokens_per_second")
+            named = {name: line.get(name) for name in (*shown, "times_faster", "peak_gib", "error")}
+            print(json.dumps(named), flush=True)
+
+
+def case_of(line: dict[str, Any]) -> tuple[int, int, int]:
+    """Return prompt tokens, completions, and tokens of each."""
+    return line["prompt_tokens"], line["completions"], line["completion_tokens"]
+
+
+def our_passes(folder: Path, device: str, budget: int, kind: str) -> Passes:
+    """Load the policy, and return the passes of a group."""
+    import torch
+
+    from grpo_spec.contract import Device
+    from grpo_spec.trainer import TrainerConfig
+    from grpo_workload.algorithm.samples import Prompt
+    from grpo_workload.algorithm.step_plan import Fact, plan
+    from grpo_workload.policy.step.policy import Policy
+    from grpo_workload.policy.step.step_sums import StepSums
+    from grpo_workload.policy.trials.memory_trial import make_sample, random_ids
+    from grpo_workload.training.exchange import micro_batches
+
     config = TrainerConfig.model_validate(
         {
             "model": {"path": str(folder)},
@@ -90,61 +129,26 @@ def measure(folder: Path, kind: str, output: Path, device: str, size: str, budge
     policy = Policy(config, Device(device), timeout_seconds=60, pad_token_id=0)
     policy.deepspeed_engine.train()
     assert policy.shares_prompts
-    for case in CASES[kind]:
-        prompt_tokens, completions, completion_tokens = (case[0] // 64, case[1], case[2] // 64) if is_tiny else case
-        before: dict[str, Any] = {}
-        for shares in (False, True):
-            run, fed, num_micro_batches = passes(policy, prompt_tokens, completions, completion_tokens, shares=shares)
-            line: dict[str, Any] = {"kind": kind, "prompt_tokens": prompt_tokens, "completions": completions}
-            line |= {"completion_tokens": completion_tokens, "shares_prompts": shares, "fed_tokens": fed}
-            line |= {"micro_batches": num_micro_batches}
-            tokens = completions * (prompt_tokens + completion_tokens)
-            try:
-                line |= timed(run, tokens, device)
-                line |= (
-                    {"times_faster": round(line["tokens_per_second"] / before["tokens_per_second"], 3)}
-                    if before
-                    else {}
-                )
-                before = line
-            except torch.OutOfMemoryError as error:
-                line["error"] = str(error)
-            line |= about("benchmarks.training.prompt_once", only=kind, device=device, size=size, budget=budget)
-            append(output, line)
-            shown = ("kind", "prompt_tokens", "completions", "shares_prompts", "fed_tokens", "tokens_per_second")
-            print(
-                json.dumps({name: line.get(name) for name in (*shown, "times_faster", "peak_gib", "error")}), flush=True
-            )
 
+    def passes(prompt_tokens: int, completions: int, completion_tokens: int, shares: bool) -> Any:
+        ids = random_ids(policy, prompt_tokens + completions * completion_tokens)
+        prompt = Prompt(index=0, text="", token_ids=ids[:prompt_tokens])
+        starts = range(prompt_tokens, len(ids), completion_tokens)
+        samples = [make_sample(prompt, ids[start : start + completion_tokens]) for start in starts]
+        fact = Fact(prompt_tokens, completion_tokens, False, 0.0, 1.0, prompt=(0, prompt_tokens))
+        made = plan([[fact] * completions], config.training, shares_prompts=shares)
+        batches = list(micro_batches(made, samples, 0))
 
-def passes(
-    policy: Any, prompt_tokens: int, completions: int, completion_tokens: int, *, shares: bool
-) -> tuple[Callable[[], None], int, int]:
-    """Return what runs the passes of one group, the tokens that the model is fed, and the number of micro-batches."""
-    import torch
+        def run() -> None:
+            for batch in batches:
+                policy.deepspeed_engine.set_gradient_accumulation_boundary(False)
+                policy._backward(batch.to(policy.device), made.scale, StepSums())
+            if device == "cuda":
+                torch.cuda.synchronize()
 
-    from grpo_workload.algorithm.samples import Prompt
-    from grpo_workload.algorithm.step_plan import Fact, plan
-    from grpo_workload.policy.step.step_sums import StepSums
-    from grpo_workload.policy.trials.memory_trial import make_sample, random_ids
-    from grpo_workload.training.exchange import micro_batches
+        return run, made.fed_tokens(0), len(batches)
 
-    ids = random_ids(policy, prompt_tokens + completions * completion_tokens)
-    prompt = Prompt(index=0, text="", token_ids=ids[:prompt_tokens])
-    starts = range(prompt_tokens, len(ids), completion_tokens)
-    samples = [make_sample(prompt, ids[start : start + completion_tokens]) for start in starts]
-    fact = Fact(prompt_tokens, completion_tokens, False, 0.0, 1.0, prompt=(0, prompt_tokens))
-    made = plan([[fact] * completions], policy._config.training, shares_prompts=shares)
-    batches = list(micro_batches(made, samples, 0))
-
-    def run() -> None:
-        for batch in batches:
-            policy.deepspeed_engine.set_gradient_accumulation_boundary(False)
-            policy._backward(batch.to(policy.device), made.scale, StepSums())
-        if policy.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    return run, made.fed_tokens(0), len(batches)
+    return passes
 
 
 def timed(run: Callable[[], None], tokens: int, device: str) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 SAVING = 1.2
 """Sequences share a prompt where all their tokens are at least so many times those that the model is then fed."""
 COPY = 1 / 8
-"""Memory of a shared token's copy, beside that of a token that the model is fed: attention copies its key and value for
-each sequence, and their gradients, in one layer at a time where activations are computed again."""
+"""Memory of a shared token's copy as a part of that of a token that the model is fed: attention copies its key and
+value for each sequence. An eighth with multi-head attention, whose keys are as large as hidden states; less with fewer
+key heads.
+"""
 
 
 class Piece(NamedTuple):
