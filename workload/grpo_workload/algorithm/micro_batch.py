@@ -151,10 +151,9 @@ def micro_batch(samples: Sequence[Sample], shared: Sequence[int] = ()) -> MicroB
     ]
     layout = Layout([len(ids) for ids in sequences], shared)
     own = [completion.own_places for completion in completions]
-    before = [  # the token before each that was sampled, in its sequence
-        (number, len(ids) - len(completion.token_ids) - 1 + place)
-        for number, (ids, completion, places) in enumerate(zip(sequences, completions, own, strict=True))
-        for place in places
+    before = [  # in each sequence: the tokens before those that were sampled
+        torch.tensor(places, dtype=torch.long) + (len(ids) - len(completion.token_ids) - 1)
+        for ids, completion, places in zip(sequences, completions, own, strict=True)
     ]
     fed = [range(skipped, len(ids)) for ids, skipped in zip(sequences, layout.shared, strict=True)]
     mask_BC = _pad([torch.ones(len(places)) for places in own])
@@ -165,7 +164,7 @@ def micro_batch(samples: Sequence[Sample], shared: Sequence[int] = ()) -> MicroB
         position_ids_1N=torch.cat([torch.arange(part.start, part.stop) for part in fed]).unsqueeze(0),
         cu_seq_lens=torch.tensor(layout.starts, dtype=torch.int32),
         max_length=layout.longest,
-        places_K=torch.tensor([layout.place(*one) for one in before]),
+        places_K=layout.places(before),
         keys=layout.keys(before),
         targets_K=torch.tensor(
             [

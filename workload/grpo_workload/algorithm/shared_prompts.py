@@ -54,16 +54,21 @@ class Layout:
         for start, skipped in zip(self.starts, self.shared, strict=False):
             self._firsts.append(self._firsts[-1] if skipped else start)
 
-    def place(self, sequence: int, token: int) -> int:
-        """Return the place of a token of a sequence."""
-        skipped = self.shared[sequence]
-        return self._firsts[sequence] + token if token < skipped else self.starts[sequence] + token - skipped
+    def places(self, tokens: Sequence[Tensor]) -> Tensor:
+        """Return the places of some tokens of each sequence, by their numbers in it."""
+        every = zip(tokens, self._firsts, self.starts, self.shared, strict=False)
+        return torch.cat(
+            [
+                one + start if not skipped else torch.where(one < skipped, one + first, one + (start - skipped))
+                for one, first, start, skipped in every
+            ]
+        )
 
-    def keys(self, places_K: Sequence[tuple[int, int]]) -> SharedKeys | None:
+    def keys(self, tokens: Sequence[Tensor]) -> SharedKeys | None:
         """Return the keys of the sequences; None if none shares any.
 
         Args:
-            places_K: sequence and token of each place in `MicroBatch.places_K`.
+            tokens: those of each sequence whose places are `MicroBatch.places_K`.
         """
         if not any(self.shared):
             return None
@@ -83,5 +88,5 @@ class Layout:
             bounds=torch.tensor(bounds, dtype=torch.int32),
             longest=max(self.lengths),
             own_N=torch.cat(own),
-            places_K=torch.tensor([bounds[sequence] + token for sequence, token in places_K]),
+            places_K=torch.cat([one + begin for one, begin in zip(tokens, bounds, strict=False)]),
         )
