@@ -1,6 +1,7 @@
 """Attention, log-probabilities and activation offload on a GPU, against PyTorch's own arithmetic."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,14 +56,14 @@ def make_model(implementation, dtype, window=None):
     return AutoModelForCausalLM.from_config(config, attn_implementation=implementation).to("cuda", dtype)
 
 
-def logprobs_and_gradient(model, chosen, one_by_one=False):
+def logprobs_and_gradient(model, chosen, one_by_one=False, shared=()):
     head = LogprobHead(model)
     if one_by_one:
         rows = torch.cat(
             [head.per_token(model, micro_batch([sample]).to("cuda"), 1.0)[0].flatten() for sample in chosen]
         )
     else:
-        batch = micro_batch(chosen).to("cuda")
+        batch = micro_batch(chosen, shared).to("cuda")
         rows = head.per_token(model, batch, 1.0)[0][batch.is_token_BC]
     (rows.sum() / rows.numel()).backward()
     return rows.detach(), torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
@@ -81,6 +82,26 @@ def test_error_of_packed_sequences_is_at_most_twice_that_of_single_sequences(win
     record_testsuite_property(f"errors, window {window}", {"log-probs": errors, "gradients": gradient_errors})
     assert errors[1] < 2 * errors[0]
     assert gradient_errors[1] < 2 * gradient_errors[0]
+
+
+@pytest.mark.parametrize("window", [None, 128])
+def test_error_of_a_shared_prompt_is_at_most_that_of_a_prompt_for_each_and_rounding(window, record_testsuite_property):
+    """The kernel has fewer queries than keys then, and aligns their ends."""
+    group, *others = samples()
+    ids = group.completion.token_ids
+    parts = [ids[:500], ids[500:501], ids[501:650], ids[300:900]]  # shorter and longer than the prompt and the window
+    completions = [replace(group.completion, token_ids=one, logprobs=(0.0,) * len(one)) for one in parts]
+    chosen = [others[0], *(replace(group, completion=one) for one in completions), others[2]]
+    shared = [0, 0, 200, 200, 200, 0]
+    exact, exact_gradient = logprobs_and_gradient(make_model("eager", torch.float32, window), chosen, one_by_one=True)
+    errors, gradient_errors = [], []
+    for layout in ((), shared):
+        got, gradient = logprobs_and_gradient(make_model("varlen", torch.bfloat16, window), chosen, shared=layout)
+        errors.append((got - exact).abs().mean().item())
+        gradient_errors.append(((gradient - exact_gradient).norm() / exact_gradient.norm()).item())
+    record_testsuite_property(f"shared errors, window {window}", {"log-probs": errors, "gradients": gradient_errors})
+    assert errors[1] < 1.2 * errors[0]
+    assert gradient_errors[1] < 1.2 * gradient_errors[0]
 
 
 def test_a_sequence_does_not_see_its_neighbour():

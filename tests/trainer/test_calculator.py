@@ -139,7 +139,8 @@ def check_metrics(run_dir: Path, groups: list[dict]) -> None:
     assert line["num_tokens"] == prompts + sum(lengths), "as in TRL, without what the model reads between turns"
     (rank,) = lines_of(run_dir / "ranks.jsonl")[0]["ranks"]
     assert rank["generated_tokens"] == sum(lengths)
-    assert rank["trained_tokens"] == prompts + sum(len(one["tokenIds"]) for one in completions)
+    trained = rank["trained_tokens"] - sum(len(one["tokenIds"]) for one in completions)
+    assert sum(map(len, {tuple(one["promptIds"]) for one in episodes})) <= trained < prompts, "prompts are shared"
     for name in REWARDS:
         values = [value for group in groups for value in group["rewards"][name]]
         assert line[f"rewards/{name}/mean"] == pytest.approx(sum(values) / len(values))

@@ -1,5 +1,6 @@
-"""A step is that of a plain loop with torch's AdamW, and does not depend on ranks, micro-batches, ZeRO stage or
-offloaded optimizer states; one that is not finite is skipped, and weights that are not finite are not saved."""
+"""A step is that of a plain loop with torch's AdamW, and does not depend on ranks, micro-batches, the prompts that they
+share, ZeRO stage or offloaded optimizer states; one that is not finite is skipped, and weights that are not finite are
+not saved."""
 
 import math
 
@@ -22,10 +23,12 @@ def test_uneven_ranks_and_micro_batches_equal_one_batch_on_one_rank(
     run_program("steps.py", 3, folder, tmp_path / "cut.pt", 2, beta, "0", "1", "2", "3", "2+", "3+")
     whole = torch.load(tmp_path / "whole.pt")["0"]
     check_plain(whole)
+    assert whole["shares prompts"] == [True, beta > 0, True]
     for stage, cut in torch.load(tmp_path / "cut.pt").items():
         for ours, expected in zip(cut["metrics"], whole["metrics"], strict=True):
             assert ours == pytest.approx(expected, rel=1e-4, abs=1e-6), f"ZeRO-{stage}"
         assert cut["skipped"] == 1, f"ZeRO-{stage}"
+        assert cut["shares prompts"] == [True, beta > 0, True], f"ZeRO-{stage}"
         assert cut["after"] == pytest.approx(whole["after"], rel=1e-3, abs=1e-5), f"ZeRO-{stage}"
         for number, (ours, expected) in enumerate(zip(cut["generation"], whole["generation"], strict=True)):
             # A ratio at the bound may be clipped by one and not by the other.

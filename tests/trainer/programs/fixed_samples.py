@@ -76,11 +76,21 @@ def take_generation(policy, config):
 
 def train_on(policy, owned, training):
     """Take an optimizer step on the samples `owned[rank]`; return its metrics."""
-    work = plan([[fact(sample) for sample in own] for own in owned], training)
+    facts = [[fact(sample) for sample in own] for own in owned]
+    work = plan(facts, training, shares_prompts=policy.shares_prompts)
     return policy.step(micro_batches(work, owned[dist.get_rank()], dist.get_rank()), work.num_micro_batches, work.scale)
 
 
 def fact(sample):
     """Return what all ranks know of a sample."""
     prompt_tokens, tokens = len(sample.prompt.token_ids), len(sample.completion.token_ids)
-    return Fact(prompt_tokens, tokens, sample.completion.finish_reason == "length", sample.reward, sample.advantage)
+    is_truncated = sample.completion.finish_reason == "length"
+    prompt = sample.prompt.index, prompt_tokens
+    return Fact(prompt_tokens, tokens, is_truncated, sample.reward, sample.advantage, prompt=prompt)
+
+
+def shares_prompts(policy, step, training):
+    """Return whether some of the samples of `step` share a prompt when `policy` trains on them."""
+    facts = [[fact(sample) for sample in own] for own in by_rank(list(samples(step)))]
+    work = plan(facts, training, shares_prompts=policy.shares_prompts)
+    return any(piece.shared for own in work.bins for pieces in own for piece in pieces)

@@ -21,7 +21,7 @@ environment.prepare(Device.CPU, os.environ)
 
 import torch
 from accelerate.state import AcceleratorState
-from fixed_samples import PAD, by_rank, samples, take_generation, take_step
+from fixed_samples import PAD, by_rank, samples, shares_prompts, take_generation, take_step
 from plain_steps import plain_steps
 
 from grpo_spec.trainer import TrainerConfig
@@ -79,6 +79,7 @@ def main(model, out, micro_batch_size, beta, stages):
         policy._config = config.model_copy(update={"training": every_token})
         results[name] = {
             "metrics": metrics,
+            "shares prompts": [shares_prompts(policy, step, config.training) for step in range(3)],
             "plain": list(plain_steps(config, map(list, map(samples, range(2))), "cpu")) if name == "0" else None,
             "kls": kls,
             "weights": {name: weight.clone() for name, weight in policy.weights()},

@@ -4,6 +4,8 @@ Shapes: B sequences of a micro-batch, N tokens of all of them, K completion toke
 longest completion, L layers, X experts of a token. Values of completion tokens are right-padded to [B, C]; the model
 itself never sees padding.
 
+Sequences may share the tokens of a prompt, which are then among the N once: see `shared_prompts.py`.
+
 Completion tokens are those that the policy sampled. The model reads an episode's context, as it reads the prompt, but
 there is no place for it in [K] and [B, C]: so nothing that is computed of completions has to leave it out.
 """
@@ -12,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.shared_prompts import Layout, SharedKeys
 
 _BY_SEQUENCE = ("mask_BC", "is_token_BC", "sampling_logprobs_BC", "advantages_B", "old_logprobs_BC", "tokens_B")
 
@@ -29,8 +31,8 @@ class MicroBatch:
 
     input_ids_1N: Tensor
     position_ids_1N: Tensor  # counted from 0 in each sequence
-    cu_seq_lens: Tensor  # int32 [B + 1]: the offset at which each sequence begins, and N
-    max_length: int  # tokens of the longest sequence
+    cu_seq_lens: Tensor  # int32 [B + 1]: the offset at which each sequence begins, or what is fed of it, and N
+    max_length: int  # tokens that are fed of the longest sequence
     places_K: Tensor  # positions (in N) whose next token belongs to a completion
     targets_K: Tensor  # ids of those next tokens
     mask_BC: Tensor  # TRL's `completion_mask` in float32: 1 where a token is in the loss
@@ -47,6 +49,7 @@ class MicroBatch:
     is_image_1N: Tensor | None = None  # bool: True at the tokens in whose place features of these images are
     # int16: the experts that vLLM sent each token to, -1 where the trainer's routers choose; None: they do everywhere.
     experts_NLX: Tensor | None = None
+    keys: SharedKeys | None = None  # None: no sequences share a prompt
 
     @property
     def num_tokens(self) -> int:
@@ -60,9 +63,25 @@ class MicroBatch:
 
     def halves(self) -> tuple[MicroBatch, MicroBatch]:
         """Split at least two sequences into two micro-batches, in order; values per token keep their width C."""
+        if self.keys is not None:
+            return self.apart().halves()
         middle = self.num_sequences // 2
         cut = int(self.cu_seq_lens[middle])
         return self._part(slice(middle), slice(cut)), self._part(slice(middle, None), slice(cut, None))
+
+    def apart(self) -> MicroBatch:
+        """Copy in which each sequence has its whole prompt: for what looks at the tokens of single sequences."""
+        if self.keys is None:
+            return self
+        return replace(
+            self,
+            input_ids_1N=self.input_ids_1N[:, self.keys.places_M],
+            position_ids_1N=self.position_ids_1N[:, self.keys.places_M],
+            cu_seq_lens=self.keys.bounds,
+            max_length=self.keys.longest,
+            places_K=self.keys.places_K,
+            keys=None,
+        )
 
     def _part(self, rows: slice, tokens: slice) -> MicroBatch:
         start, stop, _ = tokens.indices(self.num_tokens)
@@ -91,7 +110,9 @@ class MicroBatch:
             id(one): {name: tensor.to(device, non_blocking=True) for name, tensor in one.items()}
             for one in {id(one): one for one in self.images_B}.values()
         }
-        return MicroBatch(**values | moved | {"images_B": tuple(images[id(one)] for one in self.images_B)})
+        moved_keys = None if self.keys is None else self.keys.to(device)
+        moved_images = tuple(images[id(one)] for one in self.images_B)
+        return MicroBatch(**values | moved | {"images_B": moved_images, "keys": moved_keys})
 
     def model_inputs(self) -> dict[str, object]:
         """Arguments for a transformers model, whose attention finds sequences by their bounds or by positions of 0."""
@@ -99,6 +120,8 @@ class MicroBatch:
         longest = {"max_length_q": self.max_length, "max_length_k": self.max_length}
         # `policy/model/vision.py` turns them into arguments of the model.
         images = {"images_B": self.images_B, "is_image_1N": self.is_image_1N} if any(self.images_B) else {}
+        # `policy/model/attention.py` takes them out of the arguments of the model.
+        shared = {} if self.keys is None else {"shared_keys": self.keys}
         return {
             "input_ids": self.input_ids_1N,
             "position_ids": self.position_ids_1N,
@@ -106,6 +129,7 @@ class MicroBatch:
             **bounds,
             **longest,
             **images,
+            **shared,
         }
 
     def rows(self, values_K: Tensor) -> Tensor:
@@ -113,27 +137,35 @@ class MicroBatch:
         return values_K.new_zeros(self.is_token_BC.shape).masked_scatter(self.is_token_BC, values_K)
 
 
-def micro_batch(samples: Sequence[Sample]) -> MicroBatch:
-    """Pack `samples`, of one sequence each (`Sample.sequence`), into one micro-batch."""
+def micro_batch(samples: Sequence[Sample], shared: Sequence[int] = ()) -> MicroBatch:
+    """Pack `samples`, of one sequence each (`Sample.sequence`), into one micro-batch.
+
+    Args:
+        samples: the samples.
+        shared: number of first tokens of each that it shares with another: see `Layout`; at most all of its prompt.
+            Without images and routed experts alone. Empty: none shares any.
+    """
     completions = [sample.completion for sample in samples]
     sequences = [
         (*one.prompt_ids(sample.prompt), *one.token_ids) for sample, one in zip(samples, completions, strict=True)
     ]
-    starts = list(accumulate((len(ids) for ids in sequences), initial=0))
+    layout = Layout([len(ids) for ids in sequences], shared)
     own = [completion.own_places for completion in completions]
+    before = [  # in each sequence: the tokens before those that were sampled
+        torch.tensor(places, dtype=torch.long) + (len(ids) - len(completion.token_ids) - 1)
+        for ids, completion, places in zip(sequences, completions, own, strict=True)
+    ]
+    fed = [range(skipped, len(ids)) for ids, skipped in zip(sequences, layout.shared, strict=True)]
     mask_BC = _pad([torch.ones(len(places)) for places in own])
     return MicroBatch(
-        input_ids_1N=torch.tensor([[token for ids in sequences for token in ids]]),
-        position_ids_1N=torch.cat([torch.arange(len(ids)) for ids in sequences]).unsqueeze(0),
-        cu_seq_lens=torch.tensor(starts, dtype=torch.int32),
-        max_length=max(len(ids) for ids in sequences),
-        places_K=torch.tensor(
-            [
-                end - len(completion.token_ids) - 1 + place
-                for end, completion, places in zip(starts[1:], completions, own, strict=True)
-                for place in places
-            ]
+        input_ids_1N=torch.tensor(
+            [[token for ids, part in zip(sequences, fed, strict=True) for token in ids[part.start :]]]
         ),
+        position_ids_1N=torch.cat([torch.arange(part.start, part.stop) for part in fed]).unsqueeze(0),
+        cu_seq_lens=torch.tensor(layout.starts, dtype=torch.int32),
+        max_length=layout.longest,
+        places_K=layout.places(before),
+        keys=layout.keys(before),
         targets_K=torch.tensor(
             [
                 completion.token_ids[place]

@@ -36,6 +36,7 @@ class Penalties:
 
     def on(self, batch: MicroBatch) -> Penalised:
         """Return what they do to the logits from which each completion token of `batch` was sampled."""
+        batch = batch.apart()  # a prompt comes before each of its completions
         tokens_N, places_K = batch.input_ids_1N[0].long(), batch.places_K
         positions_N = torch.arange(len(tokens_N), device=tokens_N.device)
         bounds = batch.cu_seq_lens.long()

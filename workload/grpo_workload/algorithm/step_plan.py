@@ -15,6 +15,7 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import FILLER_TOKENS
 from grpo_workload.algorithm.packing import pack
+from grpo_workload.algorithm.pieces import Piece, Unit, units
 from grpo_workload.algorithm.samples import Episode, length
 
 TOLERANCE = 0.02
@@ -63,6 +64,9 @@ class Fact(NamedTuple):
     staleness: int = 0  # updates between the weights that sampled its first token and those that train on it
     episode: EpisodeFact | None = None
     sequences: tuple[int, ...] = ()  # tokens of each, if an episode has several
+    # The prompt that its (first) sequence begins with, by a number among its rank's, and its tokens; None: that cannot
+    # be shared with other completions.
+    prompt: tuple[int, int] | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -73,15 +77,6 @@ class Fact(NamedTuple):
     def is_lost(self) -> bool:
         """Whether its environment failed, so that it counts nowhere."""
         return self.episode is not None and self.episode.lost is not None
-
-
-class Piece(NamedTuple):
-    """Reference to a sequence of a sample, and its length."""
-
-    owner: int  # rank that sampled it
-    place: int  # index among that rank's samples
-    tokens: int  # number of tokens of its sequence
-    sequence: int = 0  # index among those of its completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +92,33 @@ class Plan:
         return max(1, *(len(own) for own in self.bins))
 
     def trained_tokens(self, rank: int) -> int:
-        """Number of tokens of the samples that `rank` trains on."""
-        return sum(piece.tokens for pieces in self.bins[rank] for piece in pieces)
+        """Number of tokens of the samples that `rank` trains on; those of a shared prompt count once."""
+        return sum(piece.fed for pieces in self.bins[rank] for piece in pieces)
 
     def fed_tokens(self, rank: int) -> int:
         """Number of tokens that `rank` feeds the model, including fillers."""
         return self.trained_tokens(rank) + FILLER_TOKENS * (self.num_micro_batches - len(self.bins[rank]))
 
 
-def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig) -> Plan:
-    """Plan the training on completions `facts[rank][index]`."""
+def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig, *, shares_prompts: bool = False) -> Plan:
+    """Plan the training on completions `facts[rank][index]`; with `shares_prompts`, some are fed their prompt once."""
     num_tokens = sum(fact.tokens for own in facts for fact in own if _in_loss(fact, training))
+    max_sequences = training.per_device_train_batch_size or max(1, sum(map(len, facts)))
     shares = spread(
         [
-            [
-                Piece(rank, place, tokens, sequence)
-                for place, fact in enumerate(own)
-                if _in_loss(fact, training) and (fact.advantage != 0 or training.trains_advantage_0)
-                for sequence, tokens in enumerate(fact.lengths)
-            ]
+            units(
+                [
+                    (
+                        Piece(rank, place, tokens, sequence),
+                        fact.prompt if shares_prompts and sequence == 0 else None,
+                    )
+                    for place, fact in enumerate(own)
+                    if _in_loss(fact, training) and (fact.advantage != 0 or training.trains_advantage_0)
+                    for sequence, tokens in enumerate(fact.lengths)
+                ],
+                max_tokens=training.micro_batch_tokens,
+                max_sequences=max_sequences,
+            )
             for rank, own in enumerate(facts)
         ]
     )
@@ -124,28 +127,48 @@ def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig) -> Plan:
     return Plan(scale=scale, bins=[_pack(share, training) for share in shares])
 
 
-def spread(shares: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
-    """Even out `shares`: ranks with the most tokens give to those with the fewest until that no longer helps."""
+def spread(shares: Sequence[Sequence[Unit]]) -> list[list[Unit]]:
+    """Even out `shares`: ranks with the most tokens give to those with the fewest until that no longer helps.
+
+    Samples that share a prompt move together, or half of them, which costs the tokens of the prompt once more.
+    """
     result = [list(share) for share in shares]
-    loads = [sum(piece.tokens for piece in share) for share in result]
+    loads = [sum(unit.tokens for unit in share) for share in result]
     while True:
         rich, poor = loads.index(max(loads)), loads.index(min(loads))
         gap = loads[rich] - loads[poor]
-        # The loop ends because each move brings two loads closer together.
-        smaller = [piece for piece in result[rich] if piece.tokens < gap]
-        if gap <= TOLERANCE * sum(loads) / len(loads) or not smaller:
+        if gap <= TOLERANCE * sum(loads) / len(loads):
             return result
-        piece = min(smaller, key=lambda piece: abs(2 * piece.tokens - gap))
-        result[rich].remove(piece)
-        result[poor].append(piece)
-        loads[rich] -= piece.tokens
-        loads[poor] += piece.tokens
+        # The loop ends because each move brings two loads closer together, and units are split only so often.
+        smaller = [unit for unit in result[rich] if unit.tokens < gap]
+        if smaller:
+            unit = min(smaller, key=lambda unit: abs(2 * unit.tokens - gap))
+            result[rich].remove(unit)
+            result[poor].append(unit)
+            loads[poor] += unit.tokens
+        elif split := next((unit for unit in result[rich] if _helps(unit, gap)), None):
+            result[rich].remove(split)
+            result[rich] += split.halves()
+        else:
+            return result
+        loads[rich] = sum(unit.tokens for unit in result[rich])
 
 
-def _pack(share: Sequence[Piece], training: TrainingConfig) -> list[list[Piece]]:
-    max_sequences = training.per_device_train_batch_size or max(1, len(share))
-    bins = pack([piece.tokens for piece in share], max_tokens=training.micro_batch_tokens, max_sequences=max_sequences)
-    return [[share[index] for index in indices] for indices in bins]
+def _helps(unit: Unit, gap: int) -> bool:
+    """Whether one of the unit's halves can then move."""
+    return len(unit.pieces) > 1 and max(half.tokens for half in unit.halves()) < gap
+
+
+def _pack(share: Sequence[Unit], training: TrainingConfig) -> list[list[Piece]]:
+    counts = [len(unit.pieces) for unit in share]
+    max_sequences = training.per_device_train_batch_size or max(1, sum(counts))
+    bins = pack(
+        [unit.size for unit in share],
+        max_tokens=training.micro_batch_tokens,
+        max_sequences=max_sequences,
+        counts=counts,
+    )
+    return [[piece for index in indices for piece in share[index].pieces] for indices in bins]
 
 
 def _in_loss(fact: Fact, training: TrainingConfig) -> bool:

@@ -20,7 +20,8 @@ def micro_batches(plan: Plan, samples: Sequence[Sample], rank: int) -> Iterator[
                     piece.sequence
                 )
                 for piece in pieces
-            ]
+            ],
+            [piece.shared for piece in pieces],
         )
     yield from (filler() for _ in range(plan.num_micro_batches - len(plan.bins[rank])))
 

@@ -15,7 +15,7 @@ from itertools import islice
 
 from grpo_workload.algorithm.advantage import step_advantages
 from grpo_workload.algorithm.reuse import batches_of, steps_of
-from grpo_workload.algorithm.samples import Prompt, Sample
+from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import EpisodeFact, Fact
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
@@ -39,6 +39,12 @@ class Part:
     def of(run: Run, step: int, groups: Sequence[tuple[Prompt, Group]], kls: Iterator[float]) -> Part:
         """Make the part of this rank from its groups; takes as many of `kls` as they have completions."""
         flat = [(prompt, completion) for prompt, group in groups for completion in group.completions]
+        numbers: dict[tuple[int, ...], int] = {}  # of the different prompts
+
+        def numbered(prompt: Prompt, completion: Completion) -> tuple[int, int] | None:
+            ids = completion.prompt_ids(prompt)
+            return None if prompt.images else (numbers.setdefault(ids, len(numbers)), len(ids))
+
         values = [[value for _, group in groups for value in group.rewards[reward.name]] for reward in run.rewards]
         table = tabulate(weights_of(run.rewards), values)
         facts = [
@@ -52,6 +58,7 @@ class Part:
                 staleness=step - completion.weight_version,
                 episode=EpisodeFact.of(completion.episode) if completion.episode else None,
                 sequences=completion.num_read(prompt) if completion.episode and completion.episode.forks else (),
+                prompt=numbered(prompt, completion),
             )
             for (prompt, completion), total in zip(flat, table.totals, strict=True)
         ]

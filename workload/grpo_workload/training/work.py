@@ -33,7 +33,10 @@ def prepare(run: Run, generation: Generation) -> dict[int, Work]:
     ones. With the correction `bypass` the generator's take their place.
     """
     training = run.config.training
-    plans = {batch: plan(rollout.facts, training) for batch, rollout in generation.rollouts.items()}
+    shares = run.policy.shares_prompts
+    plans = {
+        batch: plan(rollout.facts, training, shares_prompts=shares) for batch, rollout in generation.rollouts.items()
+    }
     if len(plans) > 1:
         mean_tokens = mean(one.scale.num_tokens for one in plans.values())
         plans = {batch: replace(one, scale=replace(one.scale, mean_tokens=mean_tokens)) for batch, one in plans.items()}

@@ -7,11 +7,21 @@ from hypothesis import strategies as st
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import FILLER_TOKENS
-from grpo_workload.algorithm.step_plan import TOLERANCE, EpisodeFact, Fact, Piece, Plan, plan, spread
+from grpo_workload.algorithm.pieces import COPY, SAVING, Piece, Unit
+from grpo_workload.algorithm.step_plan import TOLERANCE, EpisodeFact, Fact, Plan, plan, spread
 
 
 def fact(tokens=4, *, prompt_tokens=2, is_truncated=False, reward=1.0, advantage=0.5, has_logprobs=True):
     return Fact(prompt_tokens, tokens, is_truncated, reward, advantage, has_logprobs)
+
+
+def single(*values):
+    return Unit((Piece(*values),))
+
+
+def group(prompt_tokens, *completions, number=0):
+    facts = [fact(tokens, prompt_tokens=prompt_tokens) for tokens in completions]
+    return [one._replace(prompt=(number, prompt_tokens)) for one in facts]
 
 
 ranks = st.lists(st.lists(st.integers(1, 1000), max_size=12), min_size=1, max_size=8)
@@ -19,19 +29,19 @@ ranks = st.lists(st.lists(st.integers(1, 1000), max_size=12), min_size=1, max_si
 
 @given(tokens=ranks)
 def test_spread_keeps_every_piece_and_does_not_raise_the_largest_load(tokens):
-    shares = [[Piece(rank, place, count) for place, count in enumerate(own)] for rank, own in enumerate(tokens)]
+    shares = [[single(rank, place, count) for place, count in enumerate(own)] for rank, own in enumerate(tokens)]
     after = spread(shares)
-    assert sorted(piece for share in after for piece in share) == sorted(piece for share in shares for piece in share)
-    loads = [sum(piece.tokens for piece in share) for share in after]
+    assert sorted(unit for share in after for unit in share) == sorted(unit for share in shares for unit in share)
+    loads = [sum(unit.tokens for unit in share) for share in after]
     assert max(loads) <= max(sum(own) for own in tokens)
     # If ranks still differ, no piece of the fullest rank is small enough to help the emptiest.
     rich = after[loads.index(max(loads))]
     gap = max(loads) - min(loads)
-    assert gap <= TOLERANCE * sum(loads) / len(loads) or all(piece.tokens >= gap for piece in rich)
+    assert gap <= TOLERANCE * sum(loads) / len(loads) or all(unit.tokens >= gap for unit in rich)
 
 
 def test_nearly_equal_ranks_keep_their_samples():
-    shares = [[Piece(0, 0, 100), Piece(0, 1, 300)], [Piece(1, 0, 399)]]
+    shares = [[single(0, 0, 100), single(0, 1, 300)], [single(1, 0, 399)]]
     assert spread(shares) == shares
 
 
@@ -63,7 +73,7 @@ def test_an_episode_of_several_sequences_counts_once_and_each_is_a_piece_of_its_
     work = plan([[forked, fact()], []], TrainingConfig())
     assert work.scale == LossScale(num_sequences=2, num_tokens=13)
     pieces = [[piece for pieces in own for piece in pieces] for own in work.bins]
-    assert [[*map(tuple, own)] for own in pieces] == [[(0, 0, 10, 0), (0, 1, 6, 0)], [(0, 0, 12, 1)]]
+    assert [[*map(tuple, own)] for own in pieces] == [[(0, 0, 10, 0, 0), (0, 1, 6, 0, 0)], [(0, 0, 12, 1, 0)]]
     gone = forked._replace(advantage=0.0), forked._replace(has_logprobs=False)
     assert plan([gone], TrainingConfig()).bins == [[]]
 
@@ -83,3 +93,75 @@ def test_ranks_with_fewer_micro_batches_feed_fillers():
     two = [[Piece(0, 0, 6)], [Piece(0, 1, 5)]]
     uneven = Plan(scale=LossScale(num_sequences=2, num_tokens=11), bins=[two, []])
     assert [uneven.fed_tokens(rank) for rank in (0, 1)] == [11, 2 * FILLER_TOKENS]
+
+
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 400), st.lists(st.integers(1, 100), max_size=6)), max_size=8),
+    num_ranks=st.integers(1, 3),
+    budget=st.integers(1, 2000),
+    most=st.sampled_from([None, 1, 3]),
+)
+def test_groups_share_prompts_and_no_sequence_is_lost_or_alone_in_want_of_its_prompt(prompts, num_ranks, budget, most):
+    facts = [[] for _ in range(num_ranks)]
+    for number, (prompt_tokens, completions) in enumerate(prompts):
+        facts[number % num_ranks] += group(prompt_tokens, *completions, number=number)
+    training = TrainingConfig(max_tokens_per_micro_batch=budget, per_device_train_batch_size=most)
+    work, apart = plan(facts, training, shares_prompts=True), plan(facts, training)
+    whole = [piece._replace(shared=0) for own in work.bins for bin_ in own for piece in bin_]
+    assert sorted(whole) == sorted(piece for own in apart.bins for bin_ in own for piece in bin_)
+    assert work.scale == apart.scale
+    for bin_ in (bin_ for own in work.bins for bin_ in own):
+        size, leader = 0, None
+        for piece in bin_:
+            size += piece.fed + COPY * piece.shared
+            if not piece.shared:
+                leader = piece
+                continue
+            number, prompt_tokens = facts[piece.owner][piece.place].prompt
+            assert leader.owner == piece.owner
+            assert (number, piece.shared) == facts[leader.owner][leader.place].prompt
+            assert piece.shared == prompt_tokens
+        assert len(bin_) <= (most or len(bin_))
+        assert size <= max(budget, max(piece.tokens for piece in bin_)) + 1
+    fed, all_tokens = (sum(one.trained_tokens(rank) for rank in range(num_ranks)) for one in (work, apart))
+    assert fed <= all_tokens
+    if most == 1:
+        assert work == apart
+
+
+def test_a_prompt_is_shared_where_that_saves_enough_tokens():
+    short, long = group(1, 9, 9, 9), group(100, 9, 9, 9, number=1)
+    work = plan([[*short, *long]], TrainingConfig(), shares_prompts=True)
+    assert work.bins == [
+        [
+            [
+                *(Piece(0, 3 + number, 109, shared=100 if number else 0) for number in range(3)),
+                *(Piece(0, number, 10) for number in range(3)),
+            ]
+        ]
+    ]
+    assert SAVING * (1 + 3 * 9) > 3 * 10
+    assert work.trained_tokens(0) == 100 + 3 * 9 + 3 * 10
+
+
+def test_a_group_that_is_too_long_for_a_micro_batch_is_cut_with_its_prompt_in_each_part():
+    budget = 100 + 3 * 9 + 26
+    work = plan([group(100, *[9] * 5)], TrainingConfig(max_tokens_per_micro_batch=budget), shares_prompts=True)
+    assert [[piece.shared for piece in bin_] for bin_ in work.bins[0]] == [[0, 100, 100], [0, 100]]
+
+
+def test_a_group_moves_whole_or_by_halves_where_ranks_would_wait():
+    whole = plan([group(50, 5, 5) + group(50, 5, 5, number=1), []], TrainingConfig(), shares_prompts=True)
+    assert [whole.trained_tokens(rank) for rank in (0, 1)] == [60, 60]
+    halves = plan([group(50, *[40] * 4), []], TrainingConfig(), shares_prompts=True)
+    assert [halves.trained_tokens(rank) for rank in (0, 1)] == [130, 130]
+    apart = plan([group(50, 5, 5), []], TrainingConfig(), shares_prompts=True)
+    assert [apart.trained_tokens(rank) for rank in (0, 1)] == [55, 55]
+
+
+def test_forks_of_an_episode_keep_their_prompts_to_themselves():
+    forked = fact(tokens=9, prompt_tokens=113)._replace(
+        sequences=(110, 12), episode=EpisodeFact(sequences=2), prompt=(0, 100)
+    )
+    (bins,) = plan([[forked, *group(100, 8)]], TrainingConfig(), shares_prompts=True).bins
+    assert bins == [[Piece(0, 0, 110), Piece(0, 1, 108, shared=100), Piece(0, 0, 12, 1)]]

@@ -14,13 +14,21 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 
 from grpo_spec.trainer import TrainerConfig
+from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.pieces import Piece, Unit
+from grpo_workload.algorithm.samples import Prompt
+from grpo_workload.capacity import meta_pass
 from grpo_workload.capacity.meta_pass import Activations, activations, batch_of, training_model, training_pass
 from grpo_workload.capacity.stand_ins import Live, like_a_gpu
 from grpo_workload.policy.model import tiles
 from grpo_workload.policy.model.replacing import replaced
+from grpo_workload.policy.trials.memory_trial import make_sample
 from support.families import FAMILIES, SIZES, make_config
 
 SMALL = SIZES | {"hidden_size": 256, "intermediate_size": 704, "vocab_size": 8192}
+
+JOB = {"dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
+OFFLOADED = {"gradientCheckpointing": True, "offloadActivations": True}
 
 
 def make(folder: Path, family: str = "qwen3", model: dict[str, Any] | None = None, **sections: Any) -> TrainerConfig:
@@ -28,9 +36,8 @@ def make(folder: Path, family: str = "qwen3", model: dict[str, Any] | None = Non
     return TrainerConfig.model_validate(
         {
             "model": {"path": str(folder)} | (model or {}),
-            "dataset": {"name": "d"},
-            "rewards": [{"name": "r", "accuracy": {}}],
         }
+        | JOB
         | sections
     )
 
@@ -78,6 +85,26 @@ def test_bytes_are_those_of_the_cpu_allocator(
 
 def on_gpu(found: Activations) -> int:
     return found.others + found.logits + found.gradients
+
+
+@pytest.mark.parametrize("settings_", [{}, {"gradientCheckpointing": True}, OFFLOADED], ids=str)
+@pytest.mark.parametrize("heads", [{}, {"num_key_value_heads": 8}], ids=str)
+def test_a_shared_prompt_takes_at_most_the_memory_of_single_sequences_of_the_size_that_counts(
+    settings_: dict[str, Any], heads: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly as much with multi-head attention, whose keys are as large as hidden states."""
+    shape = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2} | heads
+    AutoConfig.for_model("llama", **SMALL | shape).save_pretrained(tmp_path)
+    config = TrainerConfig.model_validate(JOB | {"model": {"path": str(tmp_path)}, "parallelism": settings_})
+    model, prompt = training_model(config), Prompt(index=0, text="", token_ids=(1,) * 4096)
+    samples = [make_sample(prompt, (1,) * 128) for _ in range(8)]
+    pieces = [Piece(0, place, 4096 + 128, shared=4096 if place else 0) for place in range(8)]
+    size = Unit(tuple(pieces)).size
+    single = activations(model, config, size, 1024, is_first=False)
+    batch = micro_batch(samples, [piece.shared for piece in pieces]).to("meta")
+    monkeypatch.setattr(meta_pass, "batch_of", lambda *_: batch)
+    shared = activations(model, config, size, 1024, is_first=False)
+    assert on_gpu(shared) <= on_gpu(single)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_moe", "deepseek_v3", "mixtral"])

@@ -27,3 +27,10 @@ def test_it_keeps_what_the_quantile_keeps(entropies, share, noise):
 
 def test_without_a_token_nothing_is_cut():
     assert find_cut(torch.empty(0), 0.2) == (0.0, 0)
+
+
+def test_tokens_whose_entropies_are_equal_but_for_rounding_are_kept_together():
+    """Such as the first tokens of completions of one prompt, by whose number the cut would else depend on rounding."""
+    cut = find_cut(torch.tensor([1.0, 2.0, 2.000001, 1.999999, 3.0]), 0.4)
+    assert cut.num_tokens == 4
+    assert 1 < cut.threshold < 1.9

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
+from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model import attention, attention_blocks
 from grpo_workload.policy.model.load import remove_noise
@@ -104,10 +106,62 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(
             torch.testing.assert_close(ours.grad, theirs.grad, atol=atol, rtol=0, msg=lambda text, n=name: n + text)
 
 
+def in_groups() -> tuple[list[Sample], list[int]]:
+    """Two groups with a sequence between them; each completion is longer than the families' windows, or shorter."""
+    random, made = torch.Generator().manual_seed(2), []
+    for prompt_tokens, completions in ((11, (13, 1, 4)), (3, (5,)), (2, (9, 12))):
+        ids = torch.randint(3, SIZES["vocab_size"], (prompt_tokens + sum(completions),), generator=random).tolist()
+        asked = Prompt(index=0, text="", token_ids=tuple(ids[:prompt_tokens]))
+        for length in completions:
+            answer = Completion(
+                token_ids=tuple(ids[-length:]),
+                logprobs=(0.0,) * length,
+                text="",
+                finish_reason="stop",
+                weight_version=0,
+            )
+            made.append(Sample(prompt=asked, completion=answer, reward=1.0, advantage=1.0))
+    return made, [0, 11, 11, 0, 0, 2]
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_that_completions_share_computes_the_same_as_one_for_each(
+    family: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_blocks, "ROWS", 16)
+    model, found = make_sharp_model(family, attention.VARLEN).train(), []
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    head, (made, shared) = LogprobHead(model, trains_entropy=True), in_groups()
+    for batch in (micro_batch(made), micro_batch(made, shared)):
+        values = head.per_token(model, batch, 0.7, Truncation(0.7, top_k=9), Penalties(1.2, 0.3, 0.1))
+        pull = torch.arange(values.logprobs_BT.numel()).view_as(values.logprobs_BT) % 7
+        (values.logprobs_BT * pull + values.entropy_BT).sum().backward()
+        gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+        found.append(((values.logprobs_BT, values.entropy_BT), gradients, batch.num_tokens))
+        model.zero_grad()
+    (apart, gradients, all_tokens), (together, its_gradients, tokens) = found
+    assert all_tokens - tokens == sum(shared)
+    torch.testing.assert_close(together, apart, atol=2e-5, rtol=1e-5)
+    assert gradients.keys() == its_gradients.keys()
+    for name, gradient in gradients.items():
+        atol = 1e-5 * gradient.abs().max().item()
+        torch.testing.assert_close(
+            its_gradients[name], gradient, atol=atol, rtol=1e-4, msg=lambda text, n=name: n + text
+        )
+
+
 @pytest.mark.parametrize("family", ALL)
 def test_the_trial_at_the_start_accepts_it_in_half_precision(family: str) -> None:
     model = make_sharp_model(family, attention_of(family)).to(torch.bfloat16)
-    policy: Any = SimpleNamespace(module=model, head=LogprobHead(model), device=model.device, is_partitioned=False)
+    policy: Any = SimpleNamespace(
+        module=model,
+        head=LogprobHead(model),
+        device=model.device,
+        is_partitioned=False,
+        shares_prompts=family in FAMILIES,
+    )
     sequences = {"training": {"perDeviceTrainBatchSize": None if family in FAMILIES else 1}}
     model_fields = {"model": CONFIG["model"] | {"attention": attention_of(family)}}
     try_policy(policy, TrainerConfig.model_validate(CONFIG | sequences | model_fields))

@@ -27,7 +27,7 @@ from grpo_spec.lora import LoraConfig
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.adapters.lora import Adapters, output_layers
 from grpo_workload.policy.logprobs.head import LogprobHead
-from grpo_workload.policy.model import attention
+from grpo_workload.policy.model import attention, attention_kernels
 from grpo_workload.policy.model.load import remove_noise
 from grpo_workload.policy.model.logit_change import LogitChange
 from grpo_workload.policy.trials.trial import try_policy
@@ -66,7 +66,11 @@ def make_policy(config, implementation="varlen", *, lora=None, dtype=torch.float
         layers = output_layers(model)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     return SimpleNamespace(
-        module=model, head=LogprobHead(model, layers), device=torch.device("cpu"), is_partitioned=False
+        module=model,
+        head=LogprobHead(model, layers),
+        device=torch.device("cpu"),
+        is_partitioned=False,
+        shares_prompts=implementation == "varlen",
     )
 
 
@@ -92,6 +96,19 @@ def try_model(config, implementation="varlen", *, sequences=None, **settings):
 @pytest.mark.parametrize("name", GOOD)
 def test_models_that_train_pass(name, implementation, dtype):
     try_model(GOOD[name], implementation, dtype=dtype)
+
+
+def test_attention_that_does_not_look_at_a_shared_prompt_is_refused():
+    def apart(*args, shared_keys=None, **others):
+        return attention.attend(*args, **others)
+
+    attention.AttentionInterface.register("varlen", apart)
+    try:
+        with pytest.raises(ConfigError, match=r"to a prompt that completions share: .*BatchSize 1 would work"):
+            try_model(GOOD["llama"])
+        try_model(GOOD["llama"], sequences=1)
+    finally:
+        attention.register()
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(dropout=0.1)])
@@ -135,7 +152,7 @@ def test_what_it_advises_works():
 
 def test_an_attention_that_ignores_the_bounds_is_caught(monkeypatch):
     """As a model with an attention function of its own would, which this list of layer types does not show."""
-    monkeypatch.setattr(attention, "pairwise", lambda bounds: [(bounds[0], bounds[-1])])
+    monkeypatch.setattr(attention_kernels, "pairwise", lambda bounds: [(bounds[0], bounds[-1])])
     with pytest.raises(ConfigError, match="varlen mixes sequences"):
         try_model(GOOD["llama"])
 

@@ -180,7 +180,9 @@ def test_a_frozen_tower_gets_no_adapters_and_engines_have_none_for_it(family: st
 def test_the_trial_at_the_start_accepts_it(family: str) -> None:
     model = make_sharp_model(family, attention.VARLEN).to(torch.bfloat16)
     vision.adapt(model)
-    policy: Any = SimpleNamespace(module=model, head=LogprobHead(model), device=model.device, is_partitioned=False)
+    policy: Any = SimpleNamespace(
+        module=model, head=LogprobHead(model), device=model.device, is_partitioned=False, shares_prompts=False
+    )
     try_policy(policy, TrainerConfig.model_validate(CONFIG))
 
 

@@ -105,6 +105,7 @@ def test_facts_are_of_own_tokens_and_lost_episodes_have_no_advantage(tmp_path: P
     assert [fact.advantage == 0 for fact in facts] == [True, False, False, False, True, False], "the middle one is 0"
     assert (facts[1].tokens, facts[1].prompt_tokens) == (3, len(PROMPT) + 2)
     assert facts[1].episode == EpisodeFact(turns=2, calls=1, context_tokens=2)
+    assert [fact.prompt for fact in facts[1:]] == [(1, len(PROMPT))] * 5, "what the environments return is the same"
     made = plan(rollout.facts, make_run(tmp_path / "other", Sampled()).config.training)
     assert (made.scale.num_sequences, made.scale.num_tokens) == (5, 15)
     assert sorted(piece.place for pieces in made.bins[0] for piece in pieces) == [1, 2, 3, 5]

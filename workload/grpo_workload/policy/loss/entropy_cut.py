@@ -14,16 +14,21 @@ from torch import Tensor
 
 from grpo_workload.algorithm.loss import EntropyCut
 
+_ROUNDING = 1e-5
+"""Entropies that differ by no more than this part are the same."""
+
 
 def find_cut(entropies_K: Tensor, share: float) -> EntropyCut:
     """Return the cut below the highest `share` of the entropies: they are those that `torch.quantile` would keep.
 
-    It lies between two tokens, so that their entropies may be rounded otherwise when they are computed again.
+    It lies between two tokens, so that their entropies may be rounded otherwise when they are computed again. The first
+    tokens of completions of one prompt have the same entropy but for rounding, and are kept together.
     """
     if not len(entropies_K):
         return EntropyCut(threshold=0.0, num_tokens=0)
     sorted_K = entropies_K.double().sort().values
     first = math.ceil((1 - share) * (len(sorted_K) - 1) - 1e-9)
+    first = int((sorted_K < sorted_K[first] * (1 - _ROUNDING)).sum())
     threshold = (sorted_K[max(first - 1, 0)] + sorted_K[first]) / 2
     return EntropyCut(threshold=threshold.item(), num_tokens=int((sorted_K >= threshold).sum()))
 

@@ -1,22 +1,23 @@
 """Causal attention over packed sequences for transformers models: no token attends outside its own sequence.
 
+Sequences may share a prompt, whose tokens are then there once: its keys and values are copied for each of them.
+
 Shapes: S sequences, packed end to end into N tokens; H query heads, G key and value heads, D head size.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo_spec.errors import ConfigError
+from grpo_workload.algorithm.shared_prompts import SharedKeys
 from grpo_workload.policy.model.attention_blocks import attend_in_blocks
+from grpo_workload.policy.model.attention_kernels import Bounds, copied, one_by_one, varlen
 
 VARLEN = "varlen"
 """Name under which the function is registered: a value of `model.attention`."""
@@ -44,15 +45,17 @@ def register() -> None:
 def keep_bounds(model: Any) -> None:
     """Give each layer of attention the bounds of sequences in each call: some families (Nemotron) do not pass them.
 
-    No other layer gets them in models that cannot be packed: these have one sequence at a time (`check_layers`), and
-    transformers 5.20 refuses bounds, even of one, without kernels that know them (flash-linear-attention).
+    And the keys of sequences that share a prompt, which no family passes. No other layer gets bounds in models that
+    cannot be packed: these have one sequence at a time (`check_layers`), and transformers 5.20 refuses bounds, even of
+    one, without kernels that know them (flash-linear-attention).
     """
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
     is_alone = bool(_unpackable(model.config))
 
     def note(_model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        shared_keys = kwargs.pop("shared_keys", None)
         for layer in layers:
-            vars(layer)[_BOUNDS] = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q")
+            vars(layer)[_BOUNDS] = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q"), shared_keys
         return args, {name: value for name, value in kwargs.items() if not (is_alone and name in BOUNDS)}
 
     model.register_forward_pre_hook(note, with_kwargs=True)
@@ -118,6 +121,7 @@ def attend(
     s_aux: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
+    shared_keys: SharedKeys | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention [1, N, H, D] of each token to the tokens of its own sequence up to itself.
@@ -135,6 +139,7 @@ def attend(
         s_aux: [H]: attention sinks, the scores of a place without a value that each token attends to; None is none.
         cu_seq_lens_q: int32 [S + 1]: the offset at which each sequence begins, and N.
         max_length_q: tokens of the longest sequence.
+        shared_keys: those of each sequence, of which `cu_seq_lens_q` then has the queries; None: each has its own.
         others: further arguments that the model passes to any attention function. With `is_causal=False` transformers'
             sdpa computes the attention, of all tokens to each other.
 
@@ -147,8 +152,10 @@ def attend(
             module, query_1HND, key_1GND, value_1GND, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
         )
         return output, None
+    known = vars(module).get(_BOUNDS, (None, None, None))
     if cu_seq_lens_q is None:
-        cu_seq_lens_q, max_length_q = vars(module).get(_BOUNDS, (None, None))
+        cu_seq_lens_q, max_length_q = known[:2]
+    shared_keys = shared_keys or known[2]
     if cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(
             "attention over packed sequences was called without cu_seq_lens_q and max_length_q: "
@@ -166,22 +173,28 @@ def attend(
         raise _unsupported(module, "a sliding window that only the mask tells", "use sdpa or eager")
     # Not tensor[0]: its backward pass would fill a tensor with zeros and copy the gradient into it.
     query_NHD, key_NGD, value_NGD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_1HND, key_1GND, value_1GND))
+    of_queries = of_keys = Bounds(cu_seq_lens_q, max_length_q)
+    if shared_keys is not None:
+        of_keys = Bounds(shared_keys.bounds, shared_keys.longest)
+        key_NGD, value_NGD = (copied(tensor, shared_keys.places_M) for tensor in (key_NGD, value_NGD))
     if softcap is not None or s_aux is not None:
+        # Blocks are of sequences with as many queries as keys.
         output_NHD = attend_in_blocks(
-            query_NHD,
+            query_NHD if shared_keys is None else copied(query_NHD, shared_keys.places_M),
             key_NGD,
             value_NGD,
-            cu_seq_lens_q,
+            of_keys.starts,
             scale=query_NHD.size(-1) ** -0.5 if scaling is None else scaling,
             window=sliding_window,
             softcap=softcap,
             sinks_H=s_aux,
         )
+        if shared_keys is not None:
+            output_NHD = output_NHD.index_select(0, shared_keys.own_N)
         return output_NHD.unsqueeze(0), None
-    attention = _varlen if _has_kernel(query_NHD) else _one_by_one
-    return attention(query_NHD, key_NGD, value_NGD, cu_seq_lens_q, max_length_q, scaling, sliding_window).unsqueeze(
-        0
-    ), None
+    attention = varlen if _has_kernel(query_NHD) else one_by_one
+    output_NHD = attention(query_NHD, key_NGD, value_NGD, of_queries, of_keys, scaling, sliding_window)
+    return output_NHD.unsqueeze(0), None
 
 
 def _unsupported(module: torch.nn.Module, what: str, cure: str) -> ConfigError:
@@ -205,42 +218,3 @@ def _has_kernel(query_NHD: Tensor) -> bool:
         and size <= _MAX_HEAD_SIZE
         and torch.cuda.get_device_capability(query_NHD.device) >= (8, 0)
     )
-
-
-def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None, window: int | None
-) -> Tensor:
-    # (-1, 0) is causal; the kernel's window does not count the token itself.
-    sides = (-1, 0) if window is None else (window - 1, 0)
-    # The kernel takes one head size. Values of latent attention (MLA) have a smaller one than keys.
-    size = value.size(-1)
-    if size < query.size(-1):
-        value = torch.nn.functional.pad(value, (0, query.size(-1) - size))
-    output = cast(
-        Tensor,
-        varlen_attn(
-            query, key, value, starts, starts, longest, longest, scale=scale, window_size=sides, enable_gqa=True
-        ),
-    )
-    return output[..., :size]
-
-
-def _one_by_one(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scale: float | None, window: int | None
-) -> Tensor:
-    rows = []
-    bounds = starts.tolist()
-    for start, end in pairwise(bounds):
-        one, keys, values = (tensor[start:end].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
-        mask = None if window is None or end - start <= window else _band(end - start, window, query.device)
-        row = scaled_dot_product_attention(
-            one, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
-        )
-        rows.append(row.squeeze(0).transpose(0, 1))
-    return torch.cat(rows)
-
-
-def _band(length: int, window: int, device: torch.device) -> Tensor:
-    places = torch.arange(length, device=device)
-    distance = places.unsqueeze(1) - places
-    return (distance >= 0) & (distance < window)

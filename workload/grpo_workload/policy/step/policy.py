@@ -5,6 +5,7 @@ Shapes: B sequences, T completion tokens.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -37,6 +38,7 @@ from grpo_workload.policy.memory.optimizer_offload import OptimizerStates, reset
 from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_config
 from grpo_workload.policy.model.load import load_model, restore_buffers
 from grpo_workload.policy.model.router_replay import RouterReplay
+from grpo_workload.policy.model.sharing import why_apart
 from grpo_workload.policy.step.finite import clip_or_drop, poisoned
 from grpo_workload.policy.step.reference import Reference, frozen_copy
 from grpo_workload.policy.step.rehearsal import undisturbed
@@ -44,6 +46,8 @@ from grpo_workload.policy.step.step_sums import StepSums
 from grpo_workload.policy.step.weight_decay import decay_weights
 from grpo_workload.ranks.collectives import join
 from grpo_workload.weights.export import Export, full
+
+logger = logging.getLogger(__name__)
 
 
 class Policy:
@@ -92,6 +96,10 @@ class Policy:
         model.config.pad_token_id = pad_token_id
         self._names = CheckpointNames(model)
         replay = RouterReplay(model) if config.training.router_replay else None
+        reason = why_apart(config, model.config)
+        self.shares_prompts = reason is None
+        if reason is not None and dist.get_rank() == 0:
+            logger.info("prompts are forwarded once for each of their completions: %s", reason)
         self.adapters = add_adapters(model, config)
         layers = output_layers(model) if self.adapters else None
         trains_entropy = config.training.entropy_coef > 0 or (self._own_loss is not None and self._own_loss.has_entropy)

@@ -60,6 +60,7 @@ def try_policy(policy: Policy, config: TrainerConfig) -> None:
                 packed_T=_last(policy, together),
                 alone_T=_last(policy, alone),
                 after_T=_last(policy, micro_batch([_sample(ids, FIRST + 1)])),
+                shared_T=_last(policy, _shared(ids)) if packs and policy.shares_prompts else None,
                 near_T=_last(policy, _before(ids, len(ids) + 1)),
                 far_T=_last(policy, _before(ids, _last_place(module.config, config))),
                 own_T=own_T,
@@ -86,6 +87,7 @@ class _Found(NamedTuple):
     packed_T: Tensor  # behind the first sequence, in one micro-batch
     alone_T: Tensor
     after_T: Tensor  # as the end of one sequence with the first
+    shared_T: Tensor | None  # the same, where another completion has the first in common; None: none ever has
     near_T: Tensor  # the same, before a further token at the next place but one
     far_T: Tensor  # the same, before a further token at the last place that a sequence of the job may have
     own_T: Tensor  # alone, from the logits that the model itself returns
@@ -107,6 +109,12 @@ class _Found(NamedTuple):
                 f"{model.field}: {model.source} with model.attention {model.attention} mixes sequences that are packed "
                 f"into one micro-batch: log-probabilities of a sequence differ by {leak:.2g} nats after another one, "
                 f"and by {most:.2g} if the two are joined; training.perDeviceTrainBatchSize 1 would work"
+            )
+        if self.shared_T is not None and (by := _difference(self.shared_T, self.after_T)) > max(LEAK * most, noise):
+            raise ConfigError(
+                f"{model.field}: {model.source} with model.attention {model.attention} does not attend to a prompt "
+                f"that completions share: log-probabilities differ by {by:.2g} nats from those with a prompt for each, "
+                f"and by {most:.2g} from those without one; training.perDeviceTrainBatchSize 1 would work"
             )
         # The same kernels work on the same inputs, but for one place.
         if (by := _difference(self.far_T, self.near_T)) > noise:
@@ -205,6 +213,13 @@ def _before(ids: list[int], place: int) -> MicroBatch:
     batch = micro_batch([_sample([*ids, ids[0]], FIRST + 1)])
     batch.position_ids_1N[0, -1] = place
     return batch
+
+
+def _shared(ids: list[int]) -> MicroBatch:
+    """Return two completions of one prompt, which is fed once; the second is the end of `ids`."""
+    prompt_tokens = FIRST + 1
+    other = _sample([*ids[:prompt_tokens], *ids[: SECOND - 1]], prompt_tokens)
+    return micro_batch([other, _sample(ids, prompt_tokens)], (0, prompt_tokens))
 
 
 def _last_place(model_config: Any, config: TrainerConfig) -> int:
