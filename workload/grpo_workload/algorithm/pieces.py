@@ -10,7 +10,7 @@ SAVING = 1.2
 COPY = 1 / 8
 """Memory of a shared token's copy as a part of that of a token that the model is fed: attention copies its key and
 value for each sequence. An eighth with multi-head attention, whose keys are as large as hidden states; less with fewer
-key heads.
+key heads. With activations in host memory a token takes less, and `policy/model/sharing.py` keeps wide keys apart.
 """
 
 

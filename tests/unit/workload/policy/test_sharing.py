@@ -37,6 +37,8 @@ JOB: dict[str, Any] = {
     "rewards": [{"name": "r", "accuracy": {}}],
 }
 
+OFFLOADED = {"gradientCheckpointing": True, "offloadActivations": True}
+
 
 def make_samples() -> tuple[list[Sample], list[int]]:
     random, samples, shared = torch.Generator().manual_seed(0), [], []
@@ -117,6 +119,9 @@ def test_gradients_of_copies_are_summed_in_float32() -> None:
         ("qwen3", {"model": {"name": "m", "attention": "sdpa"}}, "model.attention sdpa"),
         ("qwen3_moe", {"training": {"routerReplay": True}}, "training.routerReplay"),
         ("deepseek_v3", {}, "latent attention"),
+        ("llama", {"parallelism": OFFLOADED}, "wide keys"),
+        ("gpt2", {"parallelism": OFFLOADED}, "wide keys"),
+        ("mistral", {"parallelism": OFFLOADED}, None),
         ("qwen3_vl", {}, "images"),
         ("unknown", {}, "none of the families"),
     ],

@@ -24,6 +24,14 @@ def why_apart(config: TrainerConfig, model_config: Any) -> str | None:
     text = model_config.get_text_config()
     if getattr(text, "kv_lora_rank", None) is not None:
         return f"{text.model_type} has latent attention, whose copied keys would take more memory than they save"
+    if config.parallelism.offload_activations and _width_of_keys(text) > text.hidden_size / 2:
+        return f"{text.model_type} has wide keys, whose copies take much beside parallelism.offloadActivations"
     if model_config.model_type not in TESTED:
         return f"{model_config.model_type} is none of the families that were tried"
     return None
+
+
+def _width_of_keys(text: Any) -> int:
+    heads: int = text.num_attention_heads
+    size: int = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return size * (getattr(text, "num_key_value_heads", None) or heads)
