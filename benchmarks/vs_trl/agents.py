@@ -43,6 +43,7 @@ from benchmarks.common.runs import REWARDS, JobError, about, append, measured, r
 from benchmarks.common.scripted import Script, question, times
 from benchmarks.generation.staleness import host
 from benchmarks.vs_trl import agents_async, agents_trl
+from benchmarks.vs_trl.agents_table import as_table
 from benchmarks.vs_trl.trainer_rows import engine_arguments
 
 MODULE = "benchmarks.vs_trl.agents"
@@ -115,7 +116,13 @@ def main(
 
         def measure_side(folder: Path) -> dict[str, Any]:
             if side in agents_async.SIDES:
-                return measure_ahead(side, script, folder, made, steps, device, timeout, staleness)
+                shape = {"longest": LONGEST, "context": CONTEXT}
+                rows, settings, result = agents_async.measure(
+                    side, MODULE, script, folder, made, steps, device, timeout, staleness, **shape
+                )
+                for one in rows if side == "ours-server" else []:  # TRL's logs are of other episodes than its steps
+                    check(one, script)
+                return result | recorded(script, rows, settings)
             return measure(side, script, folder, made, steps, device, timeout)
 
         line |= measured(f"{side} {latency}", scratch, measure_side)
@@ -178,26 +185,6 @@ def measure(
     } | recorded(script, rows, settings)
 
 
-def measure_ahead(
-    side: str, script: Script, folder: Path, model: Path, steps: int, device: str, timeout: int, staleness: int
-) -> dict[str, Any]:
-    """Run a side with two GPUs and return what was measured. Raises JobError as `measure`."""
-    steps = agents_async.steps_of(steps, staleness)
-    if side == "ours-server":
-        settings = agents_async.spec(model, folder / "prompts.jsonl", device, staleness, LONGEST, CONTEXT)
-        rows, result = agents_async.measure_ours(script, folder, settings, steps, device, timeout, staleness)
-        for one in rows:
-            check(one, script)
-    else:
-        settings = {"max_staleness": staleness}
-        command = ["-m", MODULE, "--side", side, "--device", device, "--model", str(model), "--folder", str(folder)]
-        command += ["--staleness", str(staleness)]
-        rows, result = agents_async.measure_trl(
-            command, script, folder, model, CONTEXT, steps, device, timeout, staleness
-        )
-    return result | recorded(script, rows, settings)
-
-
 def recorded(script: Script, rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
     """Return what lines of all sides have: the script, the logs of steps, and what was set."""
     return {
@@ -257,22 +244,6 @@ def spec(model: Path, prompts: Path, device: str) -> dict[str, Any]:
         "trainer": {"groups": [{"name": "t", "gpus": 1}]},
         "storage": {"checkpointEverySteps": 1000},
     }
-
-
-def as_table(lines: list[dict[str, Any]]) -> str:
-    """A Markdown table: one row per result."""
-    table = ["| side | call s | own tokens/s | step s | rollout s | GPU idle | cores |", "|" + " --- |" * 7]
-    for line in lines:
-        cells = [line["side"], f"{line['latency']:g}"]
-        if error := line.get("error"):
-            table.append(f"| {' | '.join(cells)} | failed: {error.splitlines()[0]} |" + " |" * 4)
-            continue
-        seconds = line.get("median") or line["mean"]  # sides that sample ahead have no rollout of a step
-        cells += [f"{line['tokens_per_second']:,}", f"{seconds['step']:.2f}"]
-        cells += [f"{seconds['rollout']:.2f}" if "rollout" in seconds else ""]
-        cells += [" ".join(f"{share:.0%}" for share in line["gpu_idle"]), f"{line['busy']['cores']:.1f}"]
-        table.append(f"| {' | '.join(cells)} |")
-    return "\n".join(table)
 
 
 if __name__ == "__main__":

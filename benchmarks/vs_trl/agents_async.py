@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,37 @@ from support.trainer.tool_template import TOOL_TEMPLATE
 SIDES = ("ours-server", "trl-server")
 
 
-def warmup_of(staleness: int) -> int:
-    """Return how many steps are not measured: sampling ahead begins with them."""
-    return ours.WARMUP + staleness
+def measure(
+    side: str,
+    module: str,
+    script: Script,
+    folder: Path,
+    model: Path,
+    steps: int,
+    device: str,
+    timeout: int,
+    staleness: int,
+    *,
+    longest: int,
+    context: int,
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Run a side; return the metrics of its steps, what was set, and what was measured. Raises JobError.
 
+    Whole cycles of steps are measured, because sampling ahead takes turns with waiting. `module` calls `train`.
+    """
+    from transformers import AutoTokenizer
 
-def steps_of(steps: int, staleness: int) -> int:
-    """Return how many steps are measured: whole cycles, because sampling ahead takes turns with waiting."""
-    return steps + -steps % (staleness + 1)
+    steps += -steps % (staleness + 1)
+    warmup = ours.WARMUP + staleness  # sampling ahead begins with these
+    variables = script.variables(folder / "plugin", AutoTokenizer.from_pretrained(model))
+    if side == "ours-server":
+        job = spec(model, folder / "prompts.jsonl", device, staleness, longest, context)
+        rows, result = _ours(script, folder, job, variables, warmup, steps, device, timeout)
+        return rows, job, result
+    command = ["-m", module, "--side", side, "--device", device, "--model", str(model), "--folder", str(folder)]
+    command += ["--staleness", str(staleness)]
+    rows, result = _trl(command, folder, model, variables, context, warmup, steps, device, timeout)
+    return rows, {"max_staleness": staleness, "micro_batch": async_trainer.MICRO_BATCH}, result
 
 
 def spec(model: Path, prompts: Path, device: str, staleness: int, longest: int, context: int) -> dict[str, Any]:
@@ -43,41 +67,39 @@ def spec(model: Path, prompts: Path, device: str, staleness: int, longest: int, 
     return job | {"tools": [{"function": "benchmarks.vs_trl.agents_tool:query"}]}
 
 
-def measure_ours(
-    script: Script, folder: Path, job: dict[str, Any], steps: int, device: str, timeout: int, staleness: int
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run our job; return the metrics of its steps, and what was measured. Raises JobError as `run_job`."""
-    from transformers import AutoTokenizer
-
-    warmup = warmup_of(staleness)
-    prompts = Path(job["dataset"]["path"])
-    write_prompts(prompts, warmup + steps + staleness + 2, lambda step, position: question(step, position, 0))
-    variables = script.variables(folder / "plugin", AutoTokenizer.from_pretrained(job["model"]["path"]))
-    busy = Busy(device, warmup)
-    rows = run_job(folder, job, warmup + steps, seconds=timeout, variables=variables, watch=busy.look)
-    seconds = [row["step_time"] for row in rows]
-    return rows, _result(seconds, [script.num_tokens] * len(rows), warmup, busy)
-
-
-def measure_trl(
-    command: list[str],
+def _ours(
     script: Script,
     folder: Path,
-    model: Path,
-    context: int,
+    job: dict[str, Any],
+    variables: Mapping[str, str],
+    warmup: int,
     steps: int,
     device: str,
     timeout: int,
-    staleness: int,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run our job; return the metrics of its steps, and what was measured."""
+    more = job["training"]["maxStaleness"] + 2
+    write_prompts(folder / "prompts.jsonl", warmup + steps + more, lambda step, position: question(step, position, 0))
+    busy = Busy(device, warmup)
+    rows = run_job(folder, job, warmup + steps, seconds=timeout, variables=variables, watch=busy.look)
+    return rows, _result([row["step_time"] for row in rows], [script.num_tokens] * len(rows), warmup, busy)
+
+
+def _trl(
+    command: list[str],
+    folder: Path,
+    model: Path,
+    imposed: Mapping[str, str],
+    context: int,
+    warmup: int,
+    steps: int,
+    device: str,
+    timeout: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run `command`, which trains, beside a server; return the logs of its steps, and what was measured.
 
-    Raises JobError as `agents_trl.run`, and when a step has not trained on all that its episodes have sampled.
+    Raises JobError when it takes no such steps, or has not trained on all that its episodes have sampled.
     """
-    from transformers import AutoTokenizer
-
-    warmup = warmup_of(staleness)
-    imposed = script.variables(folder / "plugin", AutoTokenizer.from_pretrained(model))
     file = folder / "steps.jsonl"
     file.touch()
     busy = Busy(device, warmup + 1)
