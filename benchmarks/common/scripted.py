@@ -88,7 +88,8 @@ class Script:
             call = f"\n<tool_call>\n{json.dumps({'name': 'query', 'arguments': arguments})}\n</tool_call>"
         room = self.lengths[place][number] - len(call) - 1
         assert room > 0, "a turn is too short for its call"
-        return (FILLER * (room // len(FILLER) + 1))[:room] + call + END
+        said = (FILLER * (room // len(FILLER) + 1))[: room - 1] + "."  # parsers cut spaces off the end
+        return said + call + END
 
     def variables(self, folder: Path, tokenizer: Any) -> dict[str, str]:
         """Return variables with which vLLM imposes these turns; `folder` gets what it needs."""

@@ -2,6 +2,7 @@
 
     python -m benchmarks.vs_trl.agents --side ours --latency 0 --output agents.jsonl
     python -m benchmarks.vs_trl.agents --side trl --latency 1 --timeout 500 --output agents.jsonl
+    python -m benchmarks.vs_trl.agents --side ours-server --steps 10 --output agents.jsonl
     python -m benchmarks.vs_trl.agents --summary agents.jsonl
 
 A step trains on 64 episodes, 8 of each of 8 prompts, of a random model with a colocated engine. Each episode has one
@@ -13,6 +14,12 @@ A step lasts from its first request to the engine to that of the next. `rollout`
 The first step is not measured, and its calls take no time. GPU and cores are read 5 times a second in measured steps.
 The side `trl-async` has an async tool. TRL 1.16 runs the calls of one turn of one episode side by side, if they are
 async, and those of different episodes one after the other.
+
+The sides `ours-server` and `trl-server` have two GPUs: one trains, the other has vLLM's server, and `--staleness` says
+how many steps are sampled ahead. The latter is TRL's AsyncGRPOTrainer, as `async_trainer.py` runs it: its calls run in
+threads, one for each episode in flight. Calls take their time in all steps. Own tokens per second are those of the
+measured steps by their seconds; their number is rounded up to whole cycles of sampling ahead. TRL's steps differ in
+tokens, because it trains on the episodes that end first.
 """
 
 from __future__ import annotations
@@ -35,20 +42,36 @@ from benchmarks.common.models import SHAPES, make_model
 from benchmarks.common.runs import REWARDS, JobError, about, append, measured, run_job, versions
 from benchmarks.common.scripted import Script, question, times
 from benchmarks.generation.staleness import host
-from benchmarks.vs_trl import agents_trl
+from benchmarks.vs_trl import agents_async, agents_trl
+from benchmarks.vs_trl.agents_table import as_table
 from benchmarks.vs_trl.trainer_rows import engine_arguments
 
 MODULE = "benchmarks.vs_trl.agents"
 WARMUP = 1
 LONGEST, CONTEXT = 2048, 4096  # tokens of a completion, with the tool's, and of a prompt with it
 SAMPLES = NUM_PROMPTS * NUM_GENERATIONS
-KEPT = ("time/", "step_time", "completions/", "tools/", "episodes/", "loss", "grad_norm", "reward")
+KEPT = (
+    "time/",
+    "staleness/",
+    "sample/",
+    "rollout/",
+    "perf/",
+    "engines/",
+    "step_time",
+    "completions/",
+    "tools/",
+    "episodes/",
+    "loss",
+    "grad_norm",
+    "reward",
+)
 
 
 @click.command()
-@click.option("--side", type=click.Choice(["ours", "trl", "trl-async"]))
+@click.option("--side", type=click.Choice(["ours", "trl", "trl-async", *agents_async.SIDES]))
 @click.option("--latency", default=0.0, show_default=True, help="Median seconds of a call.")
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Measured steps.")
+@click.option("--staleness", default=4, show_default=True, help="Steps to sample ahead, of sides with two GPUs.")
 @click.option("--size", type=click.Choice(list(SHAPES)), default="1.5", show_default=True)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--timeout", default=240, show_default=True, help="Longest time for the side, in seconds.")
@@ -56,10 +79,12 @@ KEPT = ("time/", "step_time", "completions/", "tools/", "episodes/", "loss", "gr
 @click.option("--output", type=click.Path(path_type=Path), default=Path("agents.jsonl"), show_default=True)
 @click.option("--summary", type=click.Path(exists=True, path_type=Path), help="Print results as a table and exit.")
 @click.option("--folder", type=click.Path(path_type=Path), hidden=True)
+@click.option("--port", type=int, hidden=True)
 def main(
     side: str | None,
     latency: float,
     steps: int,
+    staleness: int,
     size: str,
     device: str,
     timeout: int,
@@ -67,6 +92,7 @@ def main(
     output: Path,
     summary: Path | None,
     folder: Path | None,
+    port: int | None,
 ) -> None:
     """Run one side and append a line."""
     if summary is not None:
@@ -76,6 +102,9 @@ def main(
         raise click.UsageError("one of --side and --summary is needed")
     if folder is not None:
         assert model is not None
+        if port is not None:
+            agents_async.train(model, folder, port, device, staleness, LONGEST)
+            sys.exit("training ended before the measured steps did")
         arguments = agents_trl.settings(model, folder, device, longest=LONGEST, context=CONTEXT)
         agents_trl.train(model, folder, device, WARMUP, arguments, is_async=side == "trl-async")
         sys.exit("training ended before the measured steps did")
@@ -86,12 +115,21 @@ def main(
         begun = time.monotonic()
 
         def measure_side(folder: Path) -> dict[str, Any]:
+            if side in agents_async.SIDES:
+                shape = {"longest": LONGEST, "context": CONTEXT}
+                rows, settings, result = agents_async.measure(
+                    side, MODULE, script, folder, made, steps, device, timeout, staleness, **shape
+                )
+                for one in rows if side == "ours-server" else []:  # TRL's logs are of other episodes than its steps
+                    check(one, script)
+                return result | recorded(script, rows, settings)
             return measure(side, script, folder, made, steps, device, timeout)
 
         line |= measured(f"{side} {latency}", scratch, measure_side)
     line |= {"seconds": round(time.monotonic() - begun, 1), "host": host(device)}
-    line |= about(MODULE, side=side, latency=latency, steps=steps, size=size, device=device, timeout=timeout)
-    if side != "ours":
+    ahead = {"staleness": staleness} if side in agents_async.SIDES else {}
+    line |= about(MODULE, side=side, latency=latency, steps=steps, **ahead, size=size, device=device, timeout=timeout)
+    if side.startswith("trl"):
         line["versions"] |= versions("trl")
     append(output, line)
     print(as_table([line]), flush=True)
@@ -139,13 +177,19 @@ def measure(
         "tokens_per_second": round(script.num_tokens / median, 1),
         "median": {"step": round(median, 3), "rollout": round(statistics.median(rollouts[WARMUP:]), 3)},
         "tokens": script.num_tokens,
-        "calls": script.num_calls,
-        "call_seconds": script.call_seconds,
         "step_seconds": [round(one, 3) for one in seconds],
         "rollout_seconds": [round(one, 3) for one in rollouts],
         "warmup": WARMUP,
         "busy": means,
         "gpu_idle": [round(1 - share, 3) for share in means["gpus"]],
+    } | recorded(script, rows, settings)
+
+
+def recorded(script: Script, rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what lines of all sides have: the script, the logs of steps, and what was set."""
+    return {
+        "calls": script.num_calls,
+        "call_seconds": script.call_seconds,
         "logs": [{name: value for name, value in one.items() if name.startswith(KEPT)} for one in rows],
         "settings": settings,
         "script": {"turns": script.lengths, "milliseconds": script.milliseconds},
@@ -200,20 +244,6 @@ def spec(model: Path, prompts: Path, device: str) -> dict[str, Any]:
         "trainer": {"groups": [{"name": "t", "gpus": 1}]},
         "storage": {"checkpointEverySteps": 1000},
     }
-
-
-def as_table(lines: list[dict[str, Any]]) -> str:
-    """A Markdown table: one row per result."""
-    table = ["| side | call s | own tokens/s | step s | rollout s | GPU idle | cores |", "|" + " --- |" * 7]
-    for line in lines:
-        cells = [line["side"], f"{line['latency']:g}"]
-        if error := line.get("error"):
-            table.append(f"| {' | '.join(cells)} | failed: {error.splitlines()[0]} |" + " |" * 4)
-            continue
-        cells += [f"{line['tokens_per_second']:,}", f"{line['median']['step']:.2f}", f"{line['median']['rollout']:.2f}"]
-        cells += [" ".join(f"{share:.0%}" for share in line["gpu_idle"]), f"{line['busy']['cores']:.1f}"]
-        table.append(f"| {' | '.join(cells)} |")
-    return "\n".join(table)
 
 
 if __name__ == "__main__":

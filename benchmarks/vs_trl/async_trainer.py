@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -62,7 +63,8 @@ def main(
         folder = Path(scratch)
         model = make_model(model or folder / "model", size, device, kind="qwen2", max_length=4096).resolve()
         (port,) = free_ports(1)
-        serve(row, model, port, device, folder)
+        imposed = Lengths(kind=row.lengths, scale=SCALES[device]).variables(folder / "plugin")
+        serve(model, port, device, folder, imposed)
         command = [sys.executable, "-m", "benchmarks.vs_trl.async_trainer", "--row", name, "--steps", str(steps)]
         command += ["--size", size, "--device", device, "--model", str(model), "--output", str(output.resolve())]
         log = folder / "trainer.log"
@@ -86,15 +88,20 @@ def _path(first: str | None = None) -> str:
     return os.pathsep.join(filter(None, [first, str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
-def serve(row: Row, model: Path, port: int, device: str, folder: Path) -> None:
-    """Start the vLLM server, with the engine arguments of our rows; nobody waits for it here."""
+def serve(
+    model: Path, port: int, device: str, folder: Path, imposed: Mapping[str, str], context: int | None = None
+) -> None:
+    """Start the vLLM server, with the engine arguments of our rows; nobody waits for it here.
+
+    `imposed` are the variables of a plugin, `context` is the longest sequence if it is not that of our rows.
+    """
     engine = ENGINES[device]
     arguments: dict[str, Any] = {
         "model": str(model),
         "host": "127.0.0.1",
         "port": port,
         "dtype": "bfloat16",
-        "max_model_len": engine["maxModelLen"],
+        "max_model_len": context or engine["maxModelLen"],
         "logprobs_mode": "processed_logprobs",
         "uvicorn_log_level": "warning",
     }
@@ -102,8 +109,7 @@ def serve(row: Row, model: Path, port: int, device: str, folder: Path) -> None:
         arguments |= {"gpu_memory_utilization": 0.6, "weight_transfer_config": {"backend": "nccl"}}
     else:
         arguments |= {"kv_cache_memory_bytes": 2**28}
-    imposed = Lengths(kind=row.lengths, scale=SCALES[device]).variables(folder / "plugin")
-    variables = imposed | {"PYTHONPATH": _path(imposed["PYTHONPATH"])}
+    variables = {**imposed, "PYTHONPATH": _path(imposed["PYTHONPATH"])}
     variables |= {"VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": "1"}
     with (folder / "engine.log").open("w") as log:
         subprocess.Popen(
@@ -137,20 +143,43 @@ class NoTransfer:
         """Do nothing."""
 
 
-def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, output: Path) -> int:
-    """Train in this process, and append the result."""
-    import psutil
-    import torch
-    from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback
-    from trl.chat_template_utils import qwen3_template
-    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+def settings(model: Path, port: int, device: str, *, staleness: int, longest: int, steps: int) -> dict[str, Any]:
+    """Return AsyncGRPOConfig's arguments."""
+    return {
+        "output_dir": tempfile.mkdtemp(dir=model.parent),
+        "per_device_train_batch_size": MICRO_BATCH,
+        "gradient_accumulation_steps": SAMPLES // MICRO_BATCH,
+        "token_budget": -1,
+        "num_generations": NUM_GENERATIONS,
+        "max_completion_length": longest,
+        "max_steps": steps,
+        "max_staleness": staleness,
+        "learning_rate": 1e-6,
+        "max_grad_norm": 1.0,
+        "bf16": False,  # the weights are bfloat16, as ours
+        "dtype": "bfloat16",
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "vllm_server_base_url": f"http://127.0.0.1:{port}",
+        "use_cpu": device == "cpu",
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+
+
+def prepare(device: str) -> list[int]:
+    """Let TRL's trainer run here: on a CPU, and without a kernel of the hub.
+
+    Returns a list that gets the number of own tokens of each sequence that is given to the trainer.
+    """
+    from trl.experimental.async_grpo import async_grpo_trainer, packing
     from trl.experimental.async_grpo.async_grpo_trainer import DataCollatorForRollout
 
     packing._flash_attn = lambda: Attention
     if device == "cpu":
         async_grpo_trainer.get_peak_flops_per_device = lambda *_: 1e12  # it asks a GPU for its name
-    tokens: list[int] = []  # of completions, in micro-batches given to the trainer so far
+    tokens: list[int] = []
     collate = DataCollatorForRollout.torch_call
 
     def counted(collator: Any, examples: Any) -> Any:
@@ -158,6 +187,19 @@ def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, 
         return collate(collator, examples)
 
     DataCollatorForRollout.torch_call = counted
+    return tokens
+
+
+def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, output: Path) -> int:
+    """Train in this process, and append the result."""
+    import psutil
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl.chat_template_utils import qwen3_template
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+    tokens = prepare(device)  # of completions, in micro-batches given to the trainer so far
     ends: list[tuple[float, int]] = []  # of steps: when, and how many completions were trained on by then
     warmup = WARMUP + row.staleness
     busy = Busy(device, 0)
@@ -199,25 +241,7 @@ def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, 
 
     scale = SCALES[device]
     config = AsyncGRPOConfig(
-        output_dir=tempfile.mkdtemp(dir=model.parent),
-        per_device_train_batch_size=MICRO_BATCH,
-        gradient_accumulation_steps=SAMPLES // MICRO_BATCH,
-        token_budget=-1,
-        num_generations=NUM_GENERATIONS,
-        max_completion_length=int(LONGEST * scale),
-        max_steps=warmup + steps + 1,
-        max_staleness=row.staleness,
-        learning_rate=1e-6,
-        max_grad_norm=1.0,
-        bf16=False,  # the weights are bfloat16, as ours
-        dtype="bfloat16",
-        gradient_checkpointing=True,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
-        vllm_server_base_url=f"http://127.0.0.1:{port}",
-        use_cpu=device == "cpu",
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
+        **settings(model, port, device, staleness=row.staleness, longest=int(LONGEST * scale), steps=warmup + steps + 1)
     )
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -234,12 +258,13 @@ def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, 
         weight_transfer=NoTransfer() if device == "cpu" else None,
     )
     if device == "cpu":
-        _wait_for(port)
+        wait_for(port)
     trainer.train()
     return 1  # it ended before the measured steps did
 
 
-def _wait_for(port: int) -> None:
+def wait_for(port: int) -> None:
+    """Wait until the server answers."""
     while True:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)

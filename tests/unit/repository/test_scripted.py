@@ -109,3 +109,10 @@ def test_a_step_begins_with_its_first_request_and_ends_with_its_last_turn(prompt
     begun, ended = times(tmp_path / "plugin")
     assert len(begun) == len(ended) == 2
     assert begun[0] < ended[0] <= begun[1] < ended[1]
+
+
+def test_a_turn_has_no_space_that_a_parser_would_cut() -> None:
+    for number, turns in enumerate(SCRIPT.lengths):
+        for turn in range(len(turns)):
+            said = re.split(r"\n<tool_call>|<\|im_end\|>", SCRIPT.turn(number // 8, number % 8, turn))[0]
+            assert said == said.strip(), "a trainer that renders turns again would see other tokens"
