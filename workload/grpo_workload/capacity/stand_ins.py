@@ -42,6 +42,8 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self.count(tensor)
+        if func is torch.ops.torch_attn._varlen_attn_backward.default:
+            self._note(_scratch(*args[1:3]))
         return out
 
     def count(self, tensor: Tensor, tag: str | None = None) -> None:
@@ -56,13 +58,27 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size, tag = -(-storage.nbytes() // self._rounding) * self._rounding, tag or self.tag
         self._known[key] = size, tag
         self.now[tag] += size
-        if self.now.total() > self.peak.total():
-            self.peak = self.now.copy()
+        self._note(0)
         weakref.finalize(storage, self._drop, key)
+
+    def _note(self, beside: int) -> None:
+        """Note the total as a peak if it is one, with `beside` bytes that only a kernel knows."""
+        if self.now.total() + beside > self.peak.total():
+            self.peak = self.now + Counter({self.tag: beside})
 
     def _drop(self, key: int) -> None:
         size, tag = self._known.pop(key)
         self.now[tag] -= size
+
+
+def _scratch(query_NHD: Tensor, key_MGD: Tensor) -> int:
+    """Bytes that FlashAttention 2 takes beside the gradients in its backward pass: that of the queries in float32, and
+    those of keys and values for each query head.
+    """
+    sums = 4 * query_NHD.numel()
+    heads, shared = query_NHD.size(1), key_MGD.size(1)
+    copies = 2 * key_MGD.nbytes * heads // shared if heads != shared else 0
+    return sums + copies
 
 
 @contextmanager

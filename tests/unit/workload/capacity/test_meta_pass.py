@@ -21,6 +21,7 @@ from grpo_workload.capacity import meta_pass
 from grpo_workload.capacity.meta_pass import Activations, activations, batch_of, training_model, training_pass
 from grpo_workload.capacity.stand_ins import Live, like_a_gpu
 from grpo_workload.policy.model import tiles
+from grpo_workload.policy.model.attention_kernels import Bounds, varlen
 from grpo_workload.policy.model.replacing import replaced
 from grpo_workload.policy.trials.memory_trial import make_sample
 from support.families import FAMILIES, SIZES, make_config
@@ -175,3 +176,16 @@ def test_nothing_stays_replaced(tmp_path: Path) -> None:
         raise ZeroDivisionError
     assert (torch.nn.functional.rms_norm, torch.autocast) == before
     assert make_config("qwen3").model_type == "qwen3"
+
+
+def test_what_attention_takes_in_its_backward_pass_is_counted() -> None:
+    tokens, heads, groups, size = 1000, 8, 2, 64
+    query, key = (torch.empty(tokens, count, size, dtype=torch.bfloat16, device="meta") for count in (heads, groups))
+    bounds = Bounds(torch.empty(2, dtype=torch.int32, device="meta"), tokens)
+    with Live(rounding=1) as live:
+        output = varlen(query.requires_grad_(), key.requires_grad_(), key.clone(), bounds, bounds, None, None)
+        before = live.now.total()
+        output.backward(output.detach())
+    gradients = 2 * tokens * size * (heads + 2 * groups)
+    # FlashAttention 2: the queries' gradient in float32, and those of keys and values for each query head.
+    assert live.peak.total() - before >= gradients + tokens * heads * size * (4 + 2 * 2)
