@@ -12,8 +12,9 @@ from support.paths import EXAMPLES
 
 
 def run_notebook(name: str, folder: Path, changes: Mapping[str, str], **env: str) -> str:
-    """Run a notebook in `folder` and return all that it prints. `changes`: texts of its code, each of which must be in it.
+    """Run a notebook in `folder` and return all that it prints.
 
+    `changes`: texts of its code, each of which must be in it, and what stands there instead.
     Raises nbclient's CellExecutionError, with what the cell printed.
     """
     book = nbformat.read(EXAMPLES / "notebooks" / name, as_version=4)
