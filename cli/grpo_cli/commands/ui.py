@@ -58,7 +58,7 @@ def ui(
     with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="grpo-ui-") as fetched:
         if job is not None and not folders:
             source = _job_source(job, kubeconfig, context, namespace, Path(fetched) / job)
-            others = _other_jobs(job, kubeconfig, context, namespace, Path(fetched))
+            others = other_jobs(job, kubeconfig, context, namespace, Path(fetched))
         elif folders and job is None and gpu is None:
             source = _folder_source(folders[0])
             others = further_folders({str(folder): _folder_source(folder) for folder in folders[1:]})
@@ -88,7 +88,7 @@ def _job_source(job: str, kubeconfig: str | None, context: str | None, namespace
     return ClusterSource(kube, job, folder if has_files else None)
 
 
-def _other_jobs(job: str, kubeconfig: str | None, context: str | None, namespace: str | None, folder: Path) -> Others:
+def other_jobs(job: str, kubeconfig: str | None, context: str | None, namespace: str | None, folder: Path) -> Others:
     """Return the namespace's other jobs, each of which becomes a source when it is chosen."""
     from grpo_cli.cluster.api_errors import explained
     from grpo_cli.cluster.kube import connect

@@ -23,8 +23,7 @@ from grpo_cli.ui import finished, server
 from grpo_cli.ui.finished import may_have_curves
 from grpo_cli.ui.folder import FolderSource, run_folder
 from grpo_cli.ui.history import MAX_COMPLETIONS, MAX_POINTS, History, decimated
-from grpo_cli.ui.others import Others
-from grpo_cli.ui.source import Source, SourceError
+from grpo_cli.ui.source import SourceError
 from support.paths import RUN_FOLDER as RUN
 
 STATIC = Path(server.__file__).parent / "static"
@@ -245,34 +244,3 @@ def test_the_page_loads_only_its_own_files_and_reads_no_text_as_html() -> None:
 def test_the_stored_run_has_the_columns_that_the_trainer_writes() -> None:
     row = json.loads((RUN / "metrics.jsonl").read_text().splitlines()[0])
     assert {"reward", "trained/entropy", "time/generate", "padding_fraction", "ranks/slowest"} < row.keys()
-
-
-async def test_other_runs_are_begun_when_they_are_chosen(run: Path, tmp_path: Path) -> None:
-    begun: list[str] = []
-
-    def begin(name: str) -> Source:
-        begun.append(name)
-        return FolderSource(tmp_path / name)
-
-    others = Others(lambda: ["other", "gone"], begin)
-    shutil.copytree(RUN, tmp_path / "other")
-    async with server.serving(FolderSource(run), 0, None, others) as address, ClientSession() as session:
-
-        async def get(path: str) -> tuple[int, str]:
-            async with session.get(address + path) as answer:
-                return answer.status, await answer.text()
-
-        assert await get("api/others") == (200, '["other", "gone"]')
-        async with session.get(f"{address}api/curves?run=other", headers={"Sec-Fetch-Site": "cross-site"}) as answer:
-            assert answer.status == 403, "a page of another site starts no pods"
-        assert begun == []
-        for _ in range(2):
-            status, text = await get("api/curves?run=other")
-            assert status == 200
-            assert [row["step"] for row in json.loads(text)["metrics"]] == list(range(8))
-        assert begun == ["other"]
-        status, text = await get("api/curves?run=gone")
-        assert (status, "does not exist" in text) == (404, True)
-        assert await get("api/curves?run=../secret") == (404, "there is no run ../secret to compare with")
-    async with server.serving(FolderSource(run), 0) as address, ClientSession() as session:
-        assert await get("api/others") == (200, "[]")
