@@ -16,6 +16,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from grpo_cli.cluster.kube import connect
+from grpo_cli.commands.ui import other_jobs
 from grpo_cli.main import main
 from grpo_cli.ui.cluster import ClusterSource
 from grpo_cli.ui.source import SourceError
@@ -109,6 +110,16 @@ def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
         assert complaints(browser) == []
     with pytest.raises(SourceError, match=r"no job show in namespace .* did you mean shown"):
         ClusterSource(connect(str(kubeconfig), None, jobs.namespace), "show").refresh()
+
+
+async def test_other_jobs_of_the_namespace_can_be_compared(jobs: Jobs, kubeconfig: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        jobs.apply(make_job(name, rendezvous={"statusPort": free_ports(1)[0]}))
+    others = other_jobs("one", str(kubeconfig), None, jobs.namespace, tmp_path)
+    assert await others.names() == ["two"]
+    assert (await others.curves("two"))["metrics"] == []
+    with pytest.raises(SourceError, match="there is no run three"):
+        await others.curves("three")
 
 
 def test_a_cluster_that_does_not_answer_is_reported(

@@ -11,6 +11,7 @@ from selenium.webdriver.common.by import By
 
 from grpo_cli.documents.manifest import load_job
 from grpo_cli.ui.folder import FolderSource
+from grpo_cli.ui.others import further_folders
 from support.browser import complaints, open_page, text, texts, wait_for
 from support.paths import EXAMPLES
 from support.paths import RUN_FOLDER as RUN
@@ -24,6 +25,26 @@ SCRIPT = "<script>document.title = 'taken over'</script><img src=x onerror=\"doc
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return Path(shutil.copytree(RUN, tmp_path / "run"))
+
+
+def test_curves_of_another_run_stand_in_the_same_charts(browser: webdriver.Chrome, run: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(RUN, tmp_path / "other"))
+    others = further_folders({"runs/other": FolderSource(other)})
+
+    def lines() -> int:
+        return len(browser.find_elements(By.CSS_SELECTOR, "[data-metric=reward] path.compared"))
+
+    with open_page(browser, FolderSource(run), others=others):
+        wait_for("the picker", lambda: text(browser, "#compare summary") == "Compare with")
+        assert lines() == 0
+        browser.find_element(By.CSS_SELECTOR, "#compare summary").click()
+        wait_for("the other run", lambda: browser.find_elements(By.CSS_SELECTOR, "input[value='runs/other']"))
+        browser.find_element(By.CSS_SELECTOR, "input[value='runs/other']").click()
+        wait_for("its curve", lambda: lines() == 1)
+        assert text(browser, "#compare .legend") == "runs/other"
+        browser.find_element(By.CSS_SELECTOR, "input[value='runs/other']").click()
+        wait_for("one curve", lambda: lines() == 0)
+        assert complaints(browser) == []
 
 
 def test_a_run_has_its_curves_which_grow_with_it(browser: webdriver.Chrome, run: Path) -> None:

@@ -1,5 +1,5 @@
 """docs/tutorial.md on real kubelets, as its reader types it: rows go to a claim, a job trains on them, and its exported
-model comes back. A copy that was interrupted goes on where it was, and leaves no pod.
+model comes back. A copy that was interrupted goes on where it was, and leaves no pod. A notebook submits the same job.
 """
 
 import json
@@ -19,6 +19,7 @@ from grpo_devcluster import storage
 from grpo_devcluster.progress import wait_until
 from support.cluster.jobs_on_cluster import JobOnCluster
 from support.cluster.tutorial import Tutorial
+from support.notebook import run_notebook
 from support.paths import ROOT
 from support.trainer.tiny_model import make_tiny_model
 
@@ -78,6 +79,17 @@ def test_the_tutorial_does_what_it_says(job: JobOnCluster, tmp_path: Path, capsy
     assert len(there.completions()) > 0
     assert capsys.readouterr().err.count("by a short-lived pod") == 1, "the files of an ended job are fetched once"
     assert (there.export(tmp_path / "again") / "config.json").read_bytes() == files["config.json"]
+
+    page.change(
+        "job.yaml",
+        {"GRPOJob\nmetadata: {name: sums}": "GRPOJob\nmetadata: {name: notebook}", "maxSteps: 50": "maxSteps: 4"},
+    )
+    (folder := tmp_path / "notebook").mkdir()
+    env = {"KUBECONFIG": str(tmp_path / "kubeconfig")}
+    said = run_notebook("cluster.ipynb", folder, {"../quickstart.yaml": "../job.yaml"}, **env)
+    assert f"job {job.namespace}/notebook created" in said
+    assert "step 3 reward" in said
+    assert (folder / "model/config.json").exists()
 
 
 def _interrupted_copy_goes_on(job: JobOnCluster, tmp_path: Path, data: Path) -> None:

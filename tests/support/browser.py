@@ -8,20 +8,21 @@ from typing import Any
 
 from selenium import webdriver
 
+from grpo_cli.ui.others import Others
 from grpo_cli.ui.server import serving
 from grpo_cli.ui.source import Source
 from grpo_devcluster.progress import wait_until
 
 
 @contextmanager
-def open_page(browser: webdriver.Chrome, source: Source, view: str = "") -> Iterator[str]:
+def open_page(browser: webdriver.Chrome, source: Source, view: str = "", others: Others | None = None) -> Iterator[str]:
     """Open the page of `source` in the browser and yield its address; a thread serves it."""
     ready, loop = threading.Event(), asyncio.new_event_loop()
     found: list[str] = []
     ended = asyncio.Event()
 
     async def serve() -> None:
-        async with serving(source, 0) as address:
+        async with serving(source, 0, None, others) as address:
             found.append(address)
             ready.set()
             await ended.wait()

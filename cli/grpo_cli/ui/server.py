@@ -1,4 +1,4 @@
-"""The page's server on loopback: files of this package and two JSON answers, GET only."""
+"""The page's server on loopback: files of this package and JSON answers, GET only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from grpo_cli.ui.others import Others, further_folders
 from grpo_cli.ui.plans import Plans
 from grpo_cli.ui.source import Source, SourceError
 from grpo_spec.gpus import MEMORY
@@ -24,6 +25,7 @@ ASSETS = {
     "/app.js": ("app.js", "text/javascript"),
     "/charts.js": ("charts.js", "text/javascript"),
     "/curves.js": ("curves.js", "text/javascript"),
+    "/compare.js": ("compare.js", "text/javascript"),
     "/panels.js": ("panels.js", "text/javascript"),
     "/memory.js": ("memory.js", "text/javascript"),
     "/dom.js": ("dom.js", "text/javascript"),
@@ -80,9 +82,12 @@ class Page:
         self._asked = time.monotonic()
 
 
-def application(source: Source, gpu: int | None = None) -> web.Application:
-    """Serve GET / with its assets, /api/state?generation=&after=, and /api/plan?gpu=; `gpu` bytes are its default."""
-    page, plans = Page(source), Plans(gpu)
+def application(source: Source, gpu: int | None = None, others: Others | None = None) -> web.Application:
+    """Serve GET / with its assets, /api/state?generation=&after=, and /api/plan?gpu=; `gpu` bytes are its default.
+
+    /api/others has the names of runs to compare with, and /api/curves?run= the curves of one.
+    """
+    page, plans, runs = Page(source), Plans(gpu), others or further_folders({})
 
     async def state(request: web.Request) -> web.Response:
         try:
@@ -98,12 +103,30 @@ def application(source: Source, gpu: int | None = None) -> web.Application:
             return web.Response(status=404, text="there is no job to plan\n")
         return web.json_response(plans.answer(source.shown.to_plan, name))
 
+    async def names(_: web.Request) -> web.Response:
+        return await _or_error(runs.names())
+
+    async def curves(request: web.Request) -> web.Response:
+        # It may start a pod, which no other site's page shall do. Browsers write this header, and pages cannot.
+        if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+            return web.Response(status=403, text="only this page may ask for curves\n")
+        return await _or_error(runs.curves(request.query.get("run", "")))
+
     app = web.Application(middlewares=[_guard])
     app.router.add_get("/api/state", state, allow_head=False)
     app.router.add_get("/api/plan", plan, allow_head=False)
+    app.router.add_get("/api/others", names, allow_head=False)
+    app.router.add_get("/api/curves", curves, allow_head=False)
     for path, (name, kind) in ASSETS.items():
         app.router.add_get(path, _asset(name, kind), allow_head=False)
     return app
+
+
+async def _or_error(answer: Awaitable[object]) -> web.Response:
+    try:
+        return web.json_response(await answer)
+    except SourceError as error:
+        return web.Response(status=404, text=str(error))
 
 
 def _asset(name: str, kind: str) -> Handler:
@@ -130,9 +153,11 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def serving(source: Source, port: int, gpu: int | None = None) -> AsyncIterator[str]:
+async def serving(
+    source: Source, port: int, gpu: int | None = None, others: Others | None = None
+) -> AsyncIterator[str]:
     """Serve while the context is open; it gives the address. Port 0: any free one. Raises OSError for a used port."""
-    runner = web.AppRunner(application(source, gpu), access_log=None)
+    runner = web.AppRunner(application(source, gpu, others), access_log=None)
     await runner.setup()
     try:
         site = web.TCPSite(runner, HOST, port)

@@ -10,13 +10,18 @@ const BOTTOM = 20;
 const BARS = 140;
 const SMOOTHING = 0.8;
 
-export function line(host, { steps, values, hover, onhover, smooth, name }) {
-  const known = values.filter((value) => value !== null);
+export function line(host, { steps, values, others, hover, onhover, smooth, name }) {
+  const known = [values, ...others.map((other) => other.values)].flat().filter((value) => value !== null);
+  const all = others.length ? [...new Set([steps, ...others.map((other) => other.steps)].flat())].sort((one, two) => one - two) : steps;
   const width = host.clientWidth || 320;
   const [low, high] = spread(Math.min(...known), Math.max(...known));
-  const x = scale(steps[0], steps.at(-1), LEFT, width - RIGHT);
+  const x = scale(all[0], all.at(-1), LEFT, width - RIGHT);
   const y = scale(low, high, HEIGHT - BOTTOM, TOP);
-  const picture = frame(width, { x, y, steps, ticks: ticks(low, high, 4), text: number, label: `${name} by step` });
+  const picture = frame(width, { x, y, steps: all, ticks: ticks(low, high, 4), text: number, label: `${name} by step` });
+  for (const other of others) {
+    const shown = smooth && other.values.length > 2 ? smoothed(other.values) : other.values;
+    picture.append(svg("path", { class: `compared stroke-${other.colour}`, d: path(other.steps, shown, x, y) }));
+  }
   if (smooth && known.length > 2) {
     picture.append(svg("path", { class: "line faint", d: path(steps, values, x, y) }));
     picture.append(svg("path", { class: "line", d: path(steps, smoothed(values), x, y) }));
@@ -28,7 +33,7 @@ export function line(host, { steps, values, hover, onhover, smooth, name }) {
     if (hover !== null) picture.append(svg("line", { class: "cross", x1: x(steps[at]), x2: x(steps[at]), y1: TOP, y2: HEIGHT - BOTTOM }));
     picture.append(svg("circle", { class: "dot", cx: x(steps[at]), cy: y(values[at]), r: 3.5 }));
   }
-  listen(picture, steps, width, onhover);
+  listen(picture, all, width, onhover);
   host.replaceChildren(picture);
 }
 

@@ -1,6 +1,7 @@
 // The view of curves: chosen metrics, their cards, and the seconds of a step by phase.
 
 import { bars, line } from "/charts.js";
+import { compared, comparePicker, onCompare } from "/compare.js";
 import { duration, empty, h, number, remember, remembered } from "/dom.js";
 
 const FIRST = [
@@ -55,7 +56,7 @@ function build(host, names, wanted) {
   const root = h(
     "div",
     {},
-    h("div", { class: "tools" }, picker(host, names, wanted), toggle(host), each),
+    h("div", { class: "tools" }, picker(host, names, wanted), toggle(host), comparePicker, each),
     h("div", { class: "cards" }, cards.map((card) => card.root)),
     h(
       "article",
@@ -120,7 +121,7 @@ export function draw() {
     // Evaluations are some steps apart: a line joins them.
     const kept = values.map((_, index) => index).filter((index) => !card.name.startsWith("eval/") || values[index] !== null);
     const shown = { steps: kept.map((index) => steps[index]), values: kept.map((index) => values[index]) };
-    line(card.picture, { ...shown, hover, onhover, smooth, name: card.name });
+    line(card.picture, { ...shown, others: compared(card.name), hover, onhover, smooth, name: card.name });
   }
   drawPhases(steps, onhover);
 }
@@ -138,3 +139,5 @@ function drawPhases(steps, onhover) {
     ...parts.map((part, index) => h("span", {}, h("i", { class: `part-${part.index}` }), `${part.name} ${duration(column.sizes[index])}`)),
   );
 }
+
+onCompare(draw);
