@@ -29,7 +29,7 @@ from typing import Any
 import click
 
 from benchmarks.common.models import config_of
-from benchmarks.common.runs import about, append, set_alone
+from benchmarks.common.runs import about, append, set_alone, versions
 from benchmarks.vs_trl.tree_rows import Passes, trl_passes
 
 GIB = 2**30
@@ -92,6 +92,7 @@ def measure(folder: Path, kind: str, output: Path, device: str, size: str, budge
             except Exception as error:  # the line has the cause, whatever it is
                 line["error"] = f"{type(error).__name__}: {error}"
             line |= about("benchmarks.training.prompt_once", only=kind, device=device, size=size, budget=budget)
+            line["versions"] |= versions("trl") if kind == "trl" else {}
             append(output, line)
             shown = ("kind", "prompt_tokens", "completions", "shares_prompts", "fed_tokens", "tokens_per_second")
             named = {name: line.get(name) for name in (*shown, "times_faster", "peak_gib", "error")}
