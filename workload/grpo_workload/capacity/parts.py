@@ -13,8 +13,9 @@ from grpo_spec.contract import Contract, Engine
 from grpo_spec.generation import Topology
 from grpo_workload.capacity.shapes import Models, Shapes, holds_step, longest, most_tokens, planned_tokens
 from grpo_workload.capacity.states import BYTES, GIB, bucket_bytes, live_bytes, training_footprint
-from grpo_workload.generation.cache_rest import SPARE, reserve, sequences_of_engine
+from grpo_workload.generation.cache_rest import sequences_of_engine
 from grpo_workload.generation.servers.weight_sender import PIECE_BYTES
+from grpo_workload.policy.memory.spare import SPARE, reserve
 from grpo_workload.storage.model_files import FILE_BYTES
 from grpo_workload.weights.export import GATHER_BYTES
 

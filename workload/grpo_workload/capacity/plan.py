@@ -9,7 +9,7 @@ from grpo_spec.contract import Contract
 from grpo_spec.generation import Topology
 from grpo_workload.capacity.parts import DOUBT, TRAIN, Parts, Trainers, engine_phases
 from grpo_workload.capacity.shapes import Models, planned_tokens
-from grpo_workload.generation.cache_rest import SPARE
+from grpo_workload.policy.memory.spare import SPARE
 
 
 @dataclass(slots=True)

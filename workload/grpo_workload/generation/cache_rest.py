@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from grpo_spec.contract import Contract
 
 GIB = 2**30
-SPARE = 0.08
-"""Share of a GPU that fragments may take. A plan that leaves less fits, but tightly, and is never proposed."""
 GRAIN = 2**27
 """Caches are multiples of it, so that a job that begins again under like conditions has one of the same size."""
 _SEQUENCES = "grpo_sequences"  # vLLM hands `additional_config` to its workers as it is
@@ -29,11 +27,6 @@ class Rest(NamedTuple):
             "worker_cls": "grpo_workload.generation.vllm_worker.rest_worker.RestWorker",
             "additional_config": {_SEQUENCES: self.sequences},
         }
-
-
-def reserve(total: int, buckets: int) -> int:
-    """Return the bytes that stay free of a GPU of `total`: checkpoints take `buckets` while the cache is there."""
-    return int(SPARE * total) + buckets
 
 
 def sequences_of_engine(contract: Contract) -> int:

@@ -5,7 +5,8 @@ from typing import Any
 
 from grpo_spec.generation import GenerationConfig
 from grpo_workload.generation.asleep import GROWTH, AsleepWatch
-from grpo_workload.generation.cache_rest import GIB, GRAIN, Rest, cache_size, num_sequences, reserve
+from grpo_workload.generation.cache_rest import GIB, GRAIN, Rest, cache_size, num_sequences
+from grpo_workload.policy.memory.spare import reserve
 
 
 class Layer:

@@ -9,8 +9,8 @@ import torch
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.micro_batch import filler
-from grpo_workload.generation.cache_rest import reserve
 from grpo_workload.policy.memory.memory_error import SequenceMemoryError
+from grpo_workload.policy.memory.spare import reserve
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.memory_trial import GIB, missing_moments
 from grpo_workload.ranks.collectives import gather
