@@ -1,4 +1,4 @@
-"""The size of a KV cache that takes what a colocated trainer leaves of the GPU, but no more than a step can use."""
+"""The size of a KV cache that takes what a colocated trainer leaves of the GPU, but no more than a job can use."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from grpo_spec.contract import Contract
 GIB = 2**30
 GRAIN = 2**27
 """Caches are multiples of it, so that a job that begins again under like conditions has one of the same size."""
+_UNKNOWN = 1_000_000
+"""Prompts of an evaluation of a whole dataset: more than vLLM samples at once."""
 _SEQUENCES = "grpo_sequences"  # vLLM hands `additional_config` to its workers as it is
 
 
@@ -30,14 +32,24 @@ class Rest(NamedTuple):
 
 
 def sequences_of_engine(contract: Contract) -> int:
-    """Return how many sequences a colocated engine samples at once: those of its ranks, of all steps in flight."""
-    training, ranks = contract.config.training, contract.config.generation.tensor_parallel
-    each = -(-training.prompts_per_step // contract.world_size) * training.num_generations
-    return ranks * each * (1 + training.max_staleness)
+    """Return how many sequences a colocated engine samples at once, of a generation or of an evaluation.
+
+    Those of its ranks: of all batches of a generation, or of all steps in flight.
+    """
+    training, evaluation = contract.config.training, contract.config.evaluation
+
+    def of_ranks(prompts: int, generations: int) -> int:
+        return contract.config.generation.tensor_parallel * -(-prompts // contract.world_size) * generations
+
+    batches = training.steps_per_generation + training.max_staleness
+    most = batches * of_ranks(training.prompts_per_step, training.num_generations)
+    if evaluation is None:
+        return most
+    return max(most, of_ranks(evaluation.max_prompts or _UNKNOWN, evaluation.num_generations))
 
 
 def num_sequences(vllm_config: Any) -> int:
-    """Return how many sequences of a step vLLM samples at once."""
+    """Return how many of these sequences vLLM samples at once."""
     most: int = vllm_config.scheduler_config.max_num_seqs
     of_steps: int = vllm_config.additional_config.get(_SEQUENCES, most)
     return min(most, of_steps)

@@ -421,3 +421,18 @@ def test_an_engine_samples_what_its_ranks_train_on_and_more_steps_with_staleness
     assert count(2, promptsPerStep=16, numGenerations=4) == 32
     assert count(1, promptsPerStep=18, numGenerations=4) == 20, "some rank has five prompts"
     assert count(1, promptsPerStep=16, numGenerations=4, maxStaleness=1) == 32
+    assert count(1, promptsPerStep=16, numGenerations=4, stepsPerGeneration=3) == 48, "batches are sampled together"
+    assert count(1, promptsPerStep=16, numGenerations=4, numIterations=3) == 16
+    assert count(1, promptsPerStep=1, numGenerations=4) == 4, "ranks without a prompt wait"
+
+
+def test_an_engine_has_room_for_the_samples_of_an_evaluation() -> None:
+    def count(**evaluation: Any) -> int:
+        training = {"promptsPerStep": 4, "numGenerations": 4}
+        fields = spec(gpus=2, generation={"maxModelLen": 2048}, training=training)
+        section = {"dataset": {"name": "org/problems"}, "everySteps": 5} | evaluation
+        return sequences_of_engine(contract_of(job(fields | {"evaluation": section})))
+
+    assert count(maxPrompts=4) == 8, "those of a step are more"
+    assert count(maxPrompts=101, numGenerations=3) == 51 * 3
+    assert count() >= 1024, "as many as vLLM samples at once, where the dataset alone says how many there are"

@@ -1,4 +1,4 @@
-"""The size of a cache that takes what the trainer leaves: rounded, and at most what a step can use."""
+"""The size of a cache that takes what the trainer leaves: rounded, and at most what a job can use."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -122,6 +122,8 @@ def test_gradients_of_copies_are_summed_in_float32() -> None:
         ("llama", {"parallelism": OFFLOADED}, "wide keys"),
         ("gpt2", {"parallelism": OFFLOADED}, "wide keys"),
         ("mistral", {"parallelism": OFFLOADED}, None),
+        ("gemma4_text", {"parallelism": OFFLOADED}, "wide keys"),
+        ("falcon_mamba", {"parallelism": OFFLOADED}, None),
         ("qwen3_vl", {}, "images"),
         ("unknown", {}, "none of the families"),
     ],

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class RestWorker(Worker):  # type: ignore[misc]  # vLLM is untyped here
-    """Worker whose cache is rounded, and not larger than what all sequences of a step need."""
+    """Worker whose cache is rounded, and not larger than what all sequences at once need."""
 
     def determine_available_memory(self) -> int:
         """Return the bytes of the cache; vLLM takes the least of all ranks."""

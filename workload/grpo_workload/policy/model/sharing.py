@@ -32,6 +32,13 @@ def why_apart(config: TrainerConfig, model_config: Any) -> str | None:
 
 
 def _width_of_keys(text: Any) -> int:
-    heads: int = text.num_attention_heads
-    size: int = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return size * (getattr(text, "num_key_value_heads", None) or heads)
+    """Width of the keys of one token, in the layer whose keys are widest; 0 without attention."""
+    if getattr(text, "num_attention_heads", None) is None:
+        return 0
+    return max(map(_width_in_layer, text.per_layer_config))
+
+
+def _width_in_layer(layer: Any) -> int:
+    heads: int = layer.num_attention_heads
+    size: int = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+    return size * (getattr(layer, "num_key_value_heads", None) or heads)
