@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import torch
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.micro_batch import filler
-from grpo_workload.policy.memory.memory_error import SequenceMemoryError
 from grpo_workload.policy.memory.spare import reserve
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.memory_trial import GIB, missing_moments
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.weights.export import GATHER_BYTES
-
-logger = logging.getLogger(__name__)
 
 COMMUNICATOR = int(0.8 * GIB)
 """Bytes of NCCL for engines that are split over ranks (docs/memory.md)."""
@@ -27,11 +23,12 @@ def engine_room(policy: Policy, *, is_split: bool) -> int:
 
     Passes over two tokens come first, whose gradients are dropped: what all steps allocate once exists then, and so
     does what stays when they end.
+
+    Raises:
+        SequenceMemoryError: not even they fit.
+        ConfigError: they leave nothing on some rank.
     """
-    try:
-        policy.rehearse(iter([filler()]), 1)
-    except SequenceMemoryError as error:  # the trial of the longest sequence explains it
-        logger.warning("a pass over two tokens ran out of memory before there was an engine: %s", error)
+    policy.rehearse(iter([filler()]), 1)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
