@@ -14,9 +14,14 @@ def node_name(index: int) -> str:
 
 
 def node(index: int, gpus: int) -> dict[str, object]:
-    """Return the manifest of a fake node with room for many pods."""
+    """Return the manifest of a fake node with room for many pods: as much as all its GPUs may request."""
     name = node_name(index)
-    resources = {"cpu": "96", "memory": "1Ti", "pods": "250", "nvidia.com/gpu": str(gpus)}
+    resources = {
+        "cpu": str(max(96, 2 * gpus)),
+        "memory": f"{max(1024, 8 * gpus)}Gi",
+        "pods": "250",
+        "nvidia.com/gpu": str(gpus),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Node",
