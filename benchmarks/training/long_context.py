@@ -1,4 +1,4 @@
-"""How long can one sequence be on one GPU, and how fast is it trained? MLPs with tiles, and without.
+"""Speed and memory of training on one long sequence on one GPU, with tiles in MLPs and without.
 
     python -m benchmarks.training.long_context --list
     python -m benchmarks.training.long_context --output long_context.jsonl --only 4b --only 4b-offloaded
@@ -36,7 +36,7 @@ HEAD_SIZE, WARM_UP = 128, 2048
 
 
 class Configuration(NamedTuple):
-    """What is trained, on how many tokens."""
+    """A model, its settings, and the length of the sequence that it is trained on."""
 
     size: str
     tokens: int

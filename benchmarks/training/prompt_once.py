@@ -28,13 +28,11 @@ from typing import Any
 
 import click
 
-from benchmarks.common.models import config_of
+from benchmarks.common.models import config_of, write_weights
 from benchmarks.common.runs import about, append, set_alone, versions
 from benchmarks.vs_trl.tree_rows import Passes, trl_passes
 
 GIB = 2**30
-QWEN3_4B = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32}
-QWEN3_4B |= {"num_key_value_heads": 8, "head_dim": 128}
 LORA = {"r": 16, "alpha": 32}
 CASES = {  # prompt tokens, completions, completion tokens
     "lora": ((1024, 8, 256), (4096, 8, 256), (4096, 1, 256), (8192, 8, 256), (16384, 8, 256)),
@@ -74,7 +72,8 @@ def measure(folder: Path, kind: str, output: Path, device: str, size: str, budge
     environment.prepare(Device(device), os.environ)
     is_tiny, longest = size == "tiny", max(sum(case[::2]) for case in CASES[kind])
     budget = 512 if is_tiny else budget
-    write_model(folder, device, is_tiny, longest)
+    special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None, "head_dim": 32 if is_tiny else 128}
+    write_weights(folder, config_of("qwen3", size, max_position_embeddings=longest, **special), device)
     passes = trl_passes(folder, device, budget, LORA) if kind == "trl" else our_passes(folder, device, budget, kind)
     for case in CASES[kind]:
         prompt_tokens, completions, completion_tokens = (case[0] // 64, case[1], case[2] // 64) if is_tiny else case
@@ -169,25 +168,6 @@ def timed(run: Callable[[], None], tokens: int, device: str) -> dict[str, Any]:
     if device == "cuda":
         found |= {"peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 2), "gpu": torch.cuda.get_device_name()}
     return found
-
-
-def write_model(folder: Path, device: str, is_tiny: bool, longest: int) -> None:
-    """Write a random model in bfloat16."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    shape: dict[str, Any] = {"head_dim": 32} if is_tiny else dict(QWEN3_4B)
-    special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
-    kind, size = "qwen3", "tiny" if is_tiny else "3"
-    config = config_of(kind, size, max_position_embeddings=longest, **shape, **special)
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config)
-    torch.set_default_dtype(torch.float32)
-    model.save_pretrained(folder)
-    del model
-    if device == "cuda":
-        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from support.trainer.tiny_model import make_tiny_model
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 COMMANDS = {"--gpu l4": f"--gpu l4 --model {ROOT / 'tests/unit/workload/capacity/configs/qwen2.5-0.5b'}"}
-"""What the page's commands have here besides: the model's configuration, as there is no hub."""
+"""Options that commands of the page get here: the model's configuration, as there is no hub."""
 
 JOB = {
     "  model: {name: Qwen/Qwen2.5-0.5B-Instruct}\n": "  model: {path: /data/tiny, dtype: float32}\n"
@@ -34,7 +34,7 @@ JOB = {
     "promptsPerStep: 16, numGenerations: 8": "promptsPerStep: 3, numGenerations: 4",
     "generation: {topology: Colocate,": "generation: {topology: Colocate, engine: Transformers,",
 }
-"""What the page's job has here instead: a tiny model, few completions and no GPU."""
+"""Changes of the page's job: a tiny model, few completions and no GPU."""
 
 
 def _start(job: JobOnCluster, *args: str) -> subprocess.Popen[str]:

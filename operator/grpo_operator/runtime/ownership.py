@@ -1,4 +1,4 @@
-"""Whose a child is, and whose its fields are. Pure.
+"""Owners of children, and of their fields. Pure.
 
 Children are created, which costs the API server half of what an apply costs, and are applied when they change. An apply
 removes only what an earlier apply set. So the fields that the creation set are first noted as applied.

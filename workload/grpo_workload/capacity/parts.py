@@ -15,14 +15,12 @@ from grpo_workload.capacity.shapes import Models, Shapes, holds_step, longest, m
 from grpo_workload.capacity.states import BYTES, GIB, bucket_bytes, live_bytes, training_footprint
 from grpo_workload.generation.cache_rest import sequences_of_engine
 from grpo_workload.generation.servers.weight_sender import PIECE_BYTES
-from grpo_workload.policy.memory.spare import SPARE, reserve
+from grpo_workload.policy.memory.spare import COMMUNICATOR, SPARE, gather_buckets, reserve
 from grpo_workload.storage.model_files import FILE_BYTES
-from grpo_workload.weights.export import GATHER_BYTES
 
 CUDA_CONTEXT = GIB // 2
 ENGINE_PROFILE = int(1.3 * GIB)
 """Bytes that vLLM takes beside weights and KV cache, and keeps while it sleeps: graphs and workspaces."""
-COMMUNICATOR = int(0.8 * GIB)  # of NCCL
 DOUBT = 0.1
 """Share of a GPU by which a plan may be wrong: a job that lacks no more is never refused."""
 
@@ -196,14 +194,14 @@ class Trainers:
     def _buckets_of_push(self) -> int:
         """Bytes that a trainer leaves for `_gathers`, whether or not they are needed."""
         stage = self.config.parallelism.zero_stage
-        return 2 * max(GATHER_BYTES if stage == 3 else 0, self.shapes.largest_export)
+        return gather_buckets(self.shapes.largest_export, is_partitioned=stage == 3)
 
     def _gathers(self) -> int:
         """Bytes of the two buckets of a push out of ZeRO-3; else of a weight that is made of others, and the next."""
         if self.config.pushes_adapters:
             return 0
         if self.config.parallelism.zero_stage == 3:
-            return 2 * max(GATHER_BYTES, self.shapes.largest_export)
+            return gather_buckets(self.shapes.largest_export, is_partitioned=True)
         return 2 * self.shapes.largest_export if self.shapes.stacked or self.shapes.adapted else 0
 
     def _pieces(self) -> int:

@@ -16,7 +16,7 @@ _SEQUENCES = "grpo_sequences"  # vLLM hands `additional_config` to its workers a
 
 
 class Rest(NamedTuple):
-    """What a colocated engine may take of its GPU."""
+    """The memory of a GPU that a colocated engine may take."""
 
     bytes: int  # for its weights, its cache and its own peak
     total: int  # bytes of the GPU

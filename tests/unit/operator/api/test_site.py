@@ -1,4 +1,4 @@
-"""What a site sets for its jobs: who wins, what is refused, and where a value is from."""
+"""Defaults of a site: which layer wins, what is refused, and which object a value is from."""
 
 import json
 from typing import Any

@@ -8,14 +8,10 @@ import torch
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.micro_batch import filler
-from grpo_workload.policy.memory.spare import reserve
+from grpo_workload.policy.memory.spare import COMMUNICATOR, gather_buckets, reserve
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.memory_trial import GIB, missing_moments
 from grpo_workload.ranks.collectives import gather
-from grpo_workload.weights.export import GATHER_BYTES
-
-COMMUNICATOR = int(0.8 * GIB)
-"""Bytes of NCCL for engines that are split over ranks (docs/memory.md)."""
 
 
 def engine_room(policy: Policy, *, is_split: bool) -> int:
@@ -32,7 +28,7 @@ def engine_room(policy: Policy, *, is_split: bool) -> int:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    buckets = 2 * max(GATHER_BYTES if policy.is_partitioned else 0, _largest(policy))
+    buckets = gather_buckets(_largest(policy), is_partitioned=policy.is_partitioned)
     return agree(gather(free - missing_moments(policy) - reserve(total, buckets) - is_split * COMMUNICATOR))
 
 
