@@ -1,4 +1,4 @@
-"""Speed and memory of training on one long sequence on one GPU, with tiles in MLPs and without.
+"""Speed and memory of training on one long sequence on one GPU: tiles in MLPs or not, attention by cuDNN or not.
 
     python -m benchmarks.training.long_context --list
     python -m benchmarks.training.long_context --output long_context.jsonl --only 4b --only 4b-offloaded
@@ -45,12 +45,15 @@ class Configuration(NamedTuple):
     tiled: bool = True
     engine: bool = False
     steps: int = 3
+    cudnn: bool = True
 
 
 CONFIGURATIONS = {
     "4b": Configuration("4", 65_536, LORA),
     "4b-offloaded": Configuration("4", 65_536, LORA, offloads=True),
     "4b-whole": Configuration("4", 65_536, LORA, tiled=False),
+    "4b-flash2": Configuration("4", 65_536, LORA, cudnn=False),
+    "4b-offloaded-flash2": Configuration("4", 65_536, LORA, offloads=True, cudnn=False),
     "4b-offloaded-whole": Configuration("4", 65_536, LORA, offloads=True, tiled=False),
     "0.6b-16k": Configuration("0.6", 16_384, None),
     "0.6b-64k": Configuration("0.6", 65_536, None),
@@ -105,13 +108,15 @@ def measure(name: str, device: str, size: str | None, output: Path, models: Path
     from grpo_workload.capacity.parts import ENGINE_PROFILE, TRAIN
     from grpo_workload.capacity.plan import plan
     from grpo_workload.capacity.shapes import Models
-    from grpo_workload.policy.model import tiles
+    from grpo_workload.policy.model import attention_kernels, tiles
     from grpo_workload.policy.step.policy import Policy
 
     one = CONFIGURATIONS[name]
     one = one._replace(size=size or one.size, tokens=one.tokens if device == "cuda" else 600)
     if not one.tiled or device == "cpu":
         tiles.TILE = 256 if one.tiled else one.tokens
+    if not one.cudnn:
+        attention_kernels.LONG = one.tokens + 1
     folder = models / one.size
     if not folder.exists():
         limits = {"max_position_embeddings": 262_144, "head_dim": HEAD_SIZE, "pad_token_id": 0}

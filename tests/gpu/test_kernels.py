@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from grpo_workload.policy.logprobs import logprobs
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.logprobs.kept_words import find_kept, hide_others
 from grpo_workload.policy.memory.activation_offload import Activations
-from grpo_workload.policy.model import attention
+from grpo_workload.policy.model import attention, attention_kernels
 from grpo_workload.policy.model.logit_change import LogitChange
 
 pytestmark = pytest.mark.gpu
@@ -69,8 +70,14 @@ def logprobs_and_gradient(model, chosen, one_by_one=False, shared=()):
     return rows.detach(), torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("window", [None, 128])
-def test_error_of_packed_sequences_is_at_most_twice_that_of_single_sequences(window, record_testsuite_property):
+@pytest.mark.parametrize(("window", "longest"), [(None, None), (128, None), (None, 1)])
+def test_error_of_packed_sequences_is_at_most_twice_that_of_single_sequences(
+    window, longest, record_testsuite_property, monkeypatch
+):
+    if longest is not None:  # all sequences are long, which cuDNN takes
+        monkeypatch.setattr(attention_kernels, "LONG", longest)
+        calls = mock.Mock(side_effect=attention.by_cudnn)
+        monkeypatch.setattr(attention, "by_cudnn", calls)
     chosen = list(samples())
     exact, exact_gradient = logprobs_and_gradient(make_model("eager", torch.float32, window), chosen, one_by_one=True)
     alone, alone_gradient = logprobs_and_gradient(make_model("sdpa", torch.bfloat16, window), chosen, one_by_one=True)
@@ -79,7 +86,10 @@ def test_error_of_packed_sequences_is_at_most_twice_that_of_single_sequences(win
     gradient_errors = [
         ((got - exact_gradient).norm() / exact_gradient.norm()).item() for got in (alone_gradient, packed_gradient)
     ]
-    record_testsuite_property(f"errors, window {window}", {"log-probs": errors, "gradients": gradient_errors})
+    assert longest is None or calls.call_count == 4  # layers
+    record_testsuite_property(
+        f"errors, window {window}, cuDNN from {longest}", {"log-probs": errors, "gradients": gradient_errors}
+    )
     assert errors[1] < 2 * errors[0]
     assert gradient_errors[1] < 2 * gradient_errors[0]
 

@@ -19,7 +19,7 @@ from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy.logprobs.head import LogprobHead
-from grpo_workload.policy.model import attention, attention_blocks
+from grpo_workload.policy.model import attention, attention_blocks, attention_kernels
 from support import families
 
 attention.register()
@@ -189,3 +189,18 @@ def test_what_that_refusal_advises_is_not_refused():
 def test_what_samples_with_a_cache_is_an_attention_that_computes_the_same():
     kinds = {family: attention.cached(families.make_model(family)) for family in ("llama", "gemma2", "gpt_oss")}
     assert kinds == {"llama": "sdpa", "gemma2": "eager", "gpt_oss": "eager"}, "sdpa has neither soft caps nor sinks"
+
+
+def test_sequences_that_are_padded_give_the_same_attention_and_gradients() -> None:
+    """As cuDNN gets them."""
+    starts = torch.tensor([0, 3, 16, 17], dtype=torch.int32)
+    bounds = attention_kernels.Bounds(starts, 13)
+    torch.manual_seed(0)
+    found = []
+    inputs = [torch.randn(17, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+    for multiple in (1, 8):
+        output = attention_kernels.one_by_one(*inputs, bounds, bounds, None, None, multiple)
+        found.append([output, *torch.autograd.grad((output**2).sum(), inputs)])
+    for plain, padded in zip(*found, strict=True):
+        assert plain.shape == padded.shape
+        torch.testing.assert_close(padded, plain, rtol=1e-5, atol=1e-6)

@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.shared_prompts import SharedKeys
 from grpo_workload.policy.model.attention_blocks import attend_in_blocks
-from grpo_workload.policy.model.attention_kernels import Bounds, copied, one_by_one, varlen
+from grpo_workload.policy.model.attention_kernels import Bounds, by_cudnn, copied, one_by_one, takes_cudnn, varlen
 
 VARLEN = "varlen"
 """Name under which the function is registered: a value of `model.attention`."""
@@ -192,6 +192,8 @@ def attend(
         if shared_keys is not None:
             output_NHD = output_NHD.index_select(0, shared_keys.own_N)
         return output_NHD.unsqueeze(0), None
+    if shared_keys is None and takes_cudnn(query_NHD, key_NGD, value_NGD, of_keys, sliding_window):
+        return by_cudnn(query_NHD, key_NGD, value_NGD, of_keys, scaling).unsqueeze(0), None
     attention = varlen if _has_kernel(query_NHD) else one_by_one
     output_NHD = attention(query_NHD, key_NGD, value_NGD, of_queries, of_keys, scaling, sliding_window)
     return output_NHD.unsqueeze(0), None

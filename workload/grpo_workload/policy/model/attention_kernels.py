@@ -1,5 +1,8 @@
 """The arithmetic of causal attention over packed sequences: by PyTorch's kernel for GPUs, or one sequence at a time.
 
+PyTorch's kernel is FlashAttention 2. For long sequences cuDNN's takes about half its time on H100s and newer GPUs
+(`benchmarks/training/attention.py`), but takes one sequence at a time, and prepares itself for each new length.
+
 The queries of a sequence are its last tokens, and may be fewer than its keys. Shapes: S sequences, N queries, M keys of
 all of them.
 """
@@ -11,11 +14,21 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 _ROWS = 16_384
 """Gradients that are summed at once: more would take their memory twice over in float32."""
+
+
+LONG = 16_384
+"""Mean number of tokens of the sequences from which on cuDNN computes their attention."""
+
+_STEP = 1024
+"""cuDNN's lengths are multiples of this: it keeps what it has prepared for each length until the process ends."""
+
+_CUDNN_HEAD_SIZE = 128  # of its kernel for a backward pass
 
 
 class Bounds(NamedTuple):
@@ -67,8 +80,12 @@ def one_by_one(
     of_keys: Bounds,
     scale: float | None,
     window: int | None,
+    multiple: int = 1,
 ) -> Tensor:
-    """Compute attention sequence by sequence, in any precision and on any device."""
+    """Compute attention sequence by sequence, in any precision and on any device.
+
+    Sequences with as many queries as keys are padded to a multiple of `multiple` tokens, which none of them sees.
+    """
     rows = []
     places = (pairwise(bounds.starts.tolist()) for bounds in (of_queries, of_keys))
     for queries, keys in zip(*places, strict=True):
@@ -76,11 +93,36 @@ def one_by_one(
         seen, values = (tensor[slice(*keys)].transpose(0, 1).unsqueeze(0) for tensor in (key, value))
         is_plain = one.size(2) == seen.size(2) and (window is None or seen.size(2) <= window)
         mask = None if is_plain else _band(one.size(2), seen.size(2), window, query.device)
+        count = one.size(2)
+        if is_plain and count % multiple:
+            behind = (0, 0, 0, -count % multiple)
+            one, seen, values = (torch.nn.functional.pad(tensor, behind) for tensor in (one, seen, values))
         row = scaled_dot_product_attention(
             one, seen, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )
-        rows.append(row.squeeze(0).transpose(0, 1))
-    return torch.cat(rows)
+        rows.append(row.squeeze(0)[:, :count].transpose(0, 1))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def by_cudnn(query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, scale: float | None) -> Tensor:
+    """Compute attention of long sequences, each with as many queries as keys, by cuDNN; see `takes_cudnn`."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return one_by_one(query, key, value, bounds, bounds, scale, None, multiple=_STEP)
+
+
+def takes_cudnn(query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, window: int | None) -> bool:
+    """Return whether cuDNN computes this attention, and in less time than `varlen`."""
+    is_long = len(query) >= LONG * (len(bounds.starts) - 1)
+    if not is_long or query.device.type != "cuda" or (window is not None and window < bounds.longest):
+        return False
+    if query.size(-1) > _CUDNN_HEAD_SIZE or value.size(-1) != query.size(-1):
+        return False
+    if torch.cuda.get_device_capability(query.device)[0] not in (9, 10):
+        return False
+    one, seen, values = (tensor.detach().transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+    asked = torch.backends.cuda.SDPAParams(one, seen, values, None, 0.0, True, True)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return bool(torch.backends.cuda.can_use_cudnn_attention(asked))
 
 
 def _band(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
