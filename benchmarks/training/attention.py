@@ -66,15 +66,15 @@ def kernels(device: str, length: int) -> dict[str, Callable[..., Any]]:
 
     bounds = ours.Bounds(torch.tensor([0, length], dtype=torch.int32, device=device), length)
 
-    def exact(*inputs: Any) -> Any:
-        return ours.one_by_one(*inputs, bounds, bounds, None, None)
+    def exact(query: Any, key: Any, value: Any) -> Any:
+        return ours.one_by_one(query, key, value, bounds, bounds, None, None)
 
     if device == "cpu":
         return dict.fromkeys(("exact", "flash2", "cudnn"), exact)
     return {
         "exact": exact,
-        "flash2": lambda *inputs: ours.varlen(*inputs, bounds, bounds, None, None),
-        "cudnn": lambda *inputs: ours.by_cudnn(*inputs, bounds, None),
+        "flash2": lambda query, key, value: ours.varlen(query, key, value, bounds, bounds, None, None),
+        "cudnn": lambda query, key, value: ours.by_cudnn(query, key, value, bounds, None),
     }
 
 
