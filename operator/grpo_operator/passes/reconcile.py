@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from kubernetes.aio.client.exceptions import ApiException
 
@@ -19,6 +19,7 @@ from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.status import GRPOJobStatus, read_status
+from grpo_operator.api.times import whole_seconds
 from grpo_operator.decide.attempts import is_about_to_begin, is_due, is_running_undisturbed, next_attempt
 from grpo_operator.decide.blame import has_unexplained_pods, seems_hung
 from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
@@ -218,13 +219,13 @@ class Reconciler:
         for child in decided.download.removals:
             await self._cluster.delete(child.kind, seen.job.namespace, child.name, child.uid)
 
-    async def _scale(self, key: Key, scale: Scale, now: str) -> None:
+    async def _scale(self, key: Key, scale: Scale, now: datetime) -> None:
         """Change the number of elastic engines in the spec; the next pass acts on it."""
         if (latest := self._mirror.job(key)) is not None:
             await self._cluster.scale(latest, scale.replicas)
             await self._cluster.emit(latest, kind="Normal", reason=Reason.SCALED, message=scale.message, now=now)
 
-    async def _tell(self, raw: Object, decided: Plan | None, now: str) -> None:
+    async def _tell(self, raw: Object, decided: Plan | None, now: datetime) -> None:
         """Create the events of a plan whose status was written."""
         events, metadata = decided.events if decided else (), raw["metadata"]
         for event in events:
@@ -292,8 +293,8 @@ class Reconciler:
             status = recovered(seen.job, read_status(latest.get("status")), seen.now)
             self._mirror.renew_job(await self._cluster.write_status(latest, dump(status)))
 
-    def _now(self) -> str:
-        return self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    def _now(self) -> datetime:
+        return whole_seconds(self._clock())
 
 
 def _begins(seen: Snapshot) -> bool:
