@@ -1,6 +1,7 @@
 """Asserts which texts are times, and that a status is written with the times that were read."""
 
 import pytest
+
 from grpo_operator.api.status import read_status
 from grpo_operator.api.times import known_time, rfc3339
 from grpo_spec.schema import dump
