@@ -18,7 +18,7 @@ from grpo_operator.passes.jobs import Jobs, Question
 from grpo_operator.passes.preflight import find_taken
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ForbiddenError
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.kept import Key
 from grpo_spec.reasons import Reason
 
 FIRST_SECONDS, LAST_SECONDS = 4.0, 32.0

@@ -35,7 +35,8 @@ from grpo_operator.passes.read_job import queue_label, read_job
 from grpo_operator.passes.site import read_layers
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ForbiddenError, ObstacleError
-from grpo_operator.runtime.mirror import Key, Mirror
+from grpo_operator.runtime.kept import Key
+from grpo_operator.runtime.mirror import Mirror
 from grpo_operator.runtime.transport import Object
 
 NODE_SECONDS = 2.0
