@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from kubernetes.aio import client, config
 
@@ -125,7 +125,7 @@ class _Costs:
         self._jobs[name] = await self._cluster.write_status(self._jobs[name], status)
 
     async def _emit(self, name: str) -> None:
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = datetime.now(UTC)
         await self._cluster.emit(self._jobs[name], kind="Normal", reason="Running", message="all ready", now=now)
 
     async def _scale_up(self, name: str) -> None:

@@ -17,7 +17,7 @@ from benchmarks.common.processes import ended_with
 from benchmarks.common.runs import JobError, run_job
 from benchmarks.common.scripted import Script, question
 from benchmarks.generation import staleness as ours
-from benchmarks.vs_trl import agents_trl, async_trainer
+from benchmarks.vs_trl import agents_trl, async_server, async_trainer
 from benchmarks.vs_trl.agents_tool import query
 from grpo_cli.local.processes import free_ports
 from support.trainer.tool_template import TOOL_TEMPLATE
@@ -111,7 +111,7 @@ def _trl(
 
     with ended_with():
         (port,) = free_ports(1)
-        async_trainer.serve(model, port, device, folder, imposed, context)
+        async_server.serve(model, port, device, folder, imposed, context)
         variables = {"CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
         wanted = warmup + 1 + steps  # a measured step begins when another ends
         try:
@@ -186,5 +186,5 @@ def train(model: Path, folder: Path, port: int, device: str, staleness: int, lon
         weight_transfer=async_trainer.NoTransfer() if device == "cpu" else None,
     )
     if device == "cpu":
-        async_trainer.wait_for(port)
+        async_server.wait_for(port)
     trainer.train()

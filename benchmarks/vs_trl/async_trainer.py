@@ -17,8 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -26,15 +24,15 @@ from typing import Any
 
 import click
 
-from benchmarks import ROOT
 from benchmarks.common.busy import Busy
 from benchmarks.common.lengths import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_TOKENS, Lengths, prompt
 from benchmarks.common.models import make_model
 from benchmarks.common.processes import ended_with
 from benchmarks.common.runs import about, append, versions
 from benchmarks.generation.staleness import ENGINES, LONGEST, SCALES, WARMUP, Row, host
+from benchmarks.vs_trl import async_server
+from benchmarks.vs_trl.varlen_attention import Attention
 from grpo_cli.local.processes import free_ports
-from grpo_workload.pod.vllm_command import SERVER, as_flags
 
 MICRO_BATCH = 16
 SAMPLES = NUM_PROMPTS * NUM_GENERATIONS
@@ -64,14 +62,14 @@ def main(
         model = make_model(model or folder / "model", size, device, kind="qwen2", max_length=4096).resolve()
         (port,) = free_ports(1)
         imposed = Lengths(kind=row.lengths, scale=SCALES[device]).variables(folder / "plugin")
-        serve(model, port, device, folder, imposed)
+        async_server.serve(model, port, device, folder, imposed)
         command = [sys.executable, "-m", "benchmarks.vs_trl.async_trainer", "--row", name, "--steps", str(steps)]
         command += ["--size", size, "--device", device, "--model", str(model), "--output", str(output.resolve())]
         log = folder / "trainer.log"
         with log.open("w") as file:
             job = subprocess.Popen(
                 [*command, "--port", str(port)],
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": _path()},
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": async_server.import_path()},
                 stdout=file,
                 stderr=file,
             )
@@ -82,39 +80,6 @@ def main(
         for file_ in (log, folder / "engine.log") if code else ():
             print(f"--- {file_.name}\n{file_.read_text()[-6000:]}")
     sys.exit(code)
-
-
-def _path(first: str | None = None) -> str:
-    return os.pathsep.join(filter(None, [first, str(ROOT), os.environ.get("PYTHONPATH")]))
-
-
-def serve(
-    model: Path, port: int, device: str, folder: Path, imposed: Mapping[str, str], context: int | None = None
-) -> None:
-    """Start the vLLM server, with the engine arguments of our rows; nobody waits for it here.
-
-    `imposed` are the variables of a plugin, `context` is the longest sequence if it is not that of our rows.
-    """
-    engine = ENGINES[device]
-    arguments: dict[str, Any] = {
-        "model": str(model),
-        "host": "127.0.0.1",
-        "port": port,
-        "dtype": "bfloat16",
-        "max_model_len": context or engine["maxModelLen"],
-        "logprobs_mode": "processed_logprobs",
-        "uvicorn_log_level": "warning",
-    }
-    if device == "cuda":
-        arguments |= {"gpu_memory_utilization": 0.6, "weight_transfer_config": {"backend": "nccl"}}
-    else:
-        arguments |= {"kv_cache_memory_bytes": 2**28}
-    variables = {**imposed, "PYTHONPATH": _path(imposed["PYTHONPATH"])}
-    variables |= {"VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": "1"}
-    with (folder / "engine.log").open("w") as log:
-        subprocess.Popen(
-            [*SERVER, *as_flags(arguments | engine["engineArgs"])], env=os.environ | variables, stdout=log, stderr=log
-        )
 
 
 def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -258,71 +223,9 @@ def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, 
         weight_transfer=NoTransfer() if device == "cpu" else None,
     )
     if device == "cpu":
-        wait_for(port)
+        async_server.wait_for(port)
     trainer.train()
     return 1  # it ended before the measured steps did
-
-
-def wait_for(port: int) -> None:
-    """Wait until the server answers."""
-    while True:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-            return
-        except OSError:
-            time.sleep(0.5)
-
-
-class Attention:
-    """The functions of its kernel that TRL calls, computed by PyTorch."""
-
-    @staticmethod
-    def flash_attn_varlen_func(
-        query: Any,
-        key: Any,
-        value: Any,
-        starts: Any,
-        key_starts: Any,
-        longest: int,
-        longest_key: int,
-        *,
-        softmax_scale: float | None,
-        causal: bool,
-        window_size: tuple[int, int],
-    ) -> Any:
-        """Attention [N, H, D] of segments to their paths, aligned at their ends."""
-        assert causal
-        assert window_size == (-1, -1)
-        from torch.nn.attention.varlen import varlen_attn
-
-        if query.is_cuda:
-            return varlen_attn(
-                query,
-                key,
-                value,
-                starts,
-                key_starts,
-                longest,
-                longest_key,
-                scale=softmax_scale,
-                window_size=(-1, 0),
-                enable_gqa=True,
-            )
-        import torch
-        from torch.nn.attention.bias import causal_lower_right
-        from torch.nn.functional import scaled_dot_product_attention
-
-        parts = []
-        for index in range(len(starts) - 1):
-            part, path = slice(*starts[index : index + 2].tolist()), slice(*key_starts[index : index + 2].tolist())
-            one = (query[part], key[path], value[path])
-            queries, keys, values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in one)
-            mask = causal_lower_right(queries.size(-2), keys.size(-2))
-            out = scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, scale=softmax_scale, enable_gqa=True
-            )
-            parts.append(out[0].transpose(0, 1))
-        return torch.cat(parts)
 
 
 if __name__ == "__main__":

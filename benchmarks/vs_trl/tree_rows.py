@@ -1,7 +1,7 @@
 """Forward and backward passes of a group by TRL's AsyncGRPO, whose rows hold what samples begin with once (`TreeRow`).
 
-Its attention is FlashAttention 3 from the hub. PyTorch's takes its place here, as in `async_trainer.py`: it is what our
-trainer has, too.
+Its attention is FlashAttention 3 from the hub. PyTorch's takes its place here, as for `async_trainer.py`: ours is that,
+too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.vs_trl.async_trainer import Attention
+from benchmarks.vs_trl.varlen_attention import Attention
 
 Passes = Callable[[int, int, int, bool], tuple[Callable[[], None], int, int]]
 """From a case (tokens of the prompt, completions, tokens of each) and whether it shares its prompt to what runs its

@@ -33,8 +33,8 @@ from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.complaints import Complaints
 from grpo_operator.runtime.health import ended_tasks, health_page, show_standstill
 from grpo_operator.runtime.http_server import Handler, HttpServer
+from grpo_operator.runtime.kept import Key
 from grpo_operator.runtime.leader import Leadership
-from grpo_operator.runtime.mirror import Key
 from grpo_operator.runtime.scopes import scopes, site_kinds
 from grpo_operator.runtime.transport import Transport, configure
 from grpo_operator.runtime.watches import PAGE

@@ -22,7 +22,8 @@ from grpo_operator.passes.progress_client import ProgressSource
 from grpo_operator.passes.reconcile import PassOptions, Reconciler
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.health import ended_tasks, stuck_passes
-from grpo_operator.runtime.mirror import Key, Mirror, Object
+from grpo_operator.runtime.kept import Key, Object
+from grpo_operator.runtime.mirror import Mirror
 from grpo_operator.runtime.scopes import Scope
 from grpo_operator.runtime.watches import Watches
 from grpo_operator.runtime.workqueue import WorkQueue

@@ -74,7 +74,7 @@ class EnginePods:
             exit_code=ended.exit_code,
             reason=ended.reason,
             message=clip(ended.message, 4096),
-            time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            time=datetime.now(UTC),
         )
         decision = decide(policy, failure, earlier)
         if decision.action != "RestartGeneration":

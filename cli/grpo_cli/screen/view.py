@@ -19,8 +19,9 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.site import price_of
 from grpo_operator.api.status import Failure, GroupStatus, GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import read_spec
+from grpo_operator.api.times import after, rfc3339, seconds_between
 from grpo_operator.decide.conditions import find, holds, is_terminal, rests
-from grpo_operator.decide.lifecycle import IN_STATUS, after, starting_since
+from grpo_operator.decide.lifecycle import IN_STATUS, starting_since
 from grpo_operator.layout.topology import Job, Topology, plan_topology
 
 Object = Mapping[str, Any]
@@ -108,7 +109,7 @@ def make_view(
         bill=describe_usage(status.usage, price_of(status.site or {})),
         site=describe_site(job),
         failure=failure,
-        failure_seconds=words.since(failure.time, now) or 0.0 if failure else 0.0,
+        failure_seconds=seconds_between(failure.time, now) if failure else 0.0,
         events=newest(events, metadata["name"], now),
         note=report.note if phase == "Running" else "",
         ended=is_terminal(status),
@@ -179,9 +180,9 @@ def _restarts(job: Object, status: GRPOJobStatus) -> str:
 
 def _next_restart(status: GRPOJobStatus, now: datetime) -> str:
     assert status.next_restart_time is not None
-    wait = -(words.since(status.next_restart_time, now) or 0.0)
+    wait = seconds_between(now, status.next_restart_time)
     return (
-        f"not before {status.next_restart_time}, in {words.duration(wait)}"
+        f"not before {rfc3339(status.next_restart_time)}, in {words.duration(wait)}"
         if wait > 0
         else "when the last attempt has no pod left"
     )
@@ -191,9 +192,9 @@ def _gives_up(job: Object, status: GRPOJobStatus, now: datetime) -> str:
     if (since := starting_since(status)) is None:
         return ""
     limit = read_spec(job["spec"], status).spec.startup_deadline_seconds
-    left = limit - (words.since(since, now) or 0.0)
     at = after(since, limit)
-    return f"at {at}, in {words.duration(left)}, if not all pods are ready by then (startupDeadlineSeconds)"
+    left = seconds_between(now, at)
+    return f"at {rfc3339(at)}, in {words.duration(left)}, if not all pods are ready by then (startupDeadlineSeconds)"
 
 
 def _by_phase(rank_phases: Mapping[int, str]) -> dict[str, str]:

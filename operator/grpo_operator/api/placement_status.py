@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from grpo_operator.api.pod_template import LabelMap, Objects, TextMap
-from grpo_operator.api.status_section import StatusSection, Time
+from grpo_operator.api.status_section import StatusSection
+from grpo_operator.api.times import Time
 
 
 class AvoidedNode(StatusSection):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import islice
 from typing import Annotated
 
 from pydantic import Field
 
-from grpo_operator.api.status_section import StatusSection, Time
+from grpo_operator.api.status_section import StatusSection
+from grpo_operator.api.times import Time
 from grpo_spec.reports import EvaluationProgress, ExportProgress, Progress
 
 MAX_METRICS = 128
@@ -40,7 +42,7 @@ class ProgressStatus(StatusSection):
     time: Time = Field(description="Time when the operator read this progress.")
 
     @classmethod
-    def read(cls, progress: Progress, now: str) -> ProgressStatus:
+    def read(cls, progress: Progress, now: datetime) -> ProgressStatus:
         """Return the part of a launcher's report that the status shows, with rounded numbers."""
         of_the_job_first = sorted(progress.metrics.items(), key=lambda metric: metric[0].startswith("rewards/"))
         rounded = {name: float(f"{value:.6g}") for name, value in islice(of_the_job_first, MAX_METRICS)}

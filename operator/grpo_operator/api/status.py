@@ -12,7 +12,8 @@ from grpo_operator.api.placement_status import Admission, AvoidedNode, FailedNod
 from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.pod_template import list_map
 from grpo_operator.api.progress_status import DownloadStatus, EvaluationStatus, ExportStatus, ProgressStatus
-from grpo_operator.api.status_section import StatusSection, Time, TimeIfKnown
+from grpo_operator.api.status_section import StatusSection
+from grpo_operator.api.times import Time
 from grpo_operator.api.usage_status import Usage
 from grpo_spec import lenient
 
@@ -50,8 +51,8 @@ class MemberOutcome(StatusSection):
     exit_code: int = Field(description="Exit code of the container; -1 if there is none.")
     reason: str = Field(max_length=128, description="Why it ended, as one word for programs.")
     message: str = Field(max_length=4096, description="Why it ended, in the words of the launcher or the kubelet.")
-    finished_at: TimeIfKnown = Field(
-        description="Time when the operator first saw that it had ended: the clocks of nodes differ."
+    finished_at: Time | None = Field(
+        None, description="Time when the operator first saw that it had ended: the clocks of nodes differ."
     )
 
 

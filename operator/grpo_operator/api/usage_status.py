@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from grpo_operator.api.status_section import StatusSection, Time
+from grpo_operator.api.status_section import StatusSection
+from grpo_operator.api.times import Time
 
 PARTS = ("training", "sampling", "waiting", "loading", "lost", "idle")
 """Uses that add up to what was held."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.api.status_section import known_time
+from grpo_operator.api.times import after, known_time
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.downloading import find_try
@@ -59,12 +59,12 @@ def find_missing(status: GRPOJobStatus, topology: Topology, observed: Observed) 
     return None
 
 
-def explain(missing: Missing, events: Iterable[Object], began: str | None) -> tuple[Reason, str] | None:
+def explain(missing: Missing, events: Iterable[Object], began: datetime | None) -> tuple[Reason, str] | None:
     """Return how the cluster last refused a pod (reason, message), None if it did not.
 
     `events`: those of what creates the pod. `began`: when the attempt began.
     """
-    since = datetime.fromisoformat(began) - timedelta(seconds=CLOCK_SECONDS) if began and missing.pod else None
+    since = after(began, -CLOCK_SECONDS) if began and missing.pod else None
     found = [(at, text(event.get("note"))) for event in events if (at := _last_seen(event)) is not None]
     # Whose a pod is that exists already can be seen.
     said = [(at, note) for at, note in found if (since is None or at >= since) and not note.endswith("already exists")]
@@ -84,4 +84,4 @@ def exceeds_quota(said: str) -> bool:
 def _last_seen(event: Object) -> datetime | None:
     series = mapping(event.get("series")).get("lastObservedTime")
     times = (known_time(said) for said in (series, event.get("deprecatedLastTimestamp"), event.get("eventTime")))
-    return next((datetime.fromisoformat(time) for time in times if time), None)
+    return next((time for time in times if time), None)

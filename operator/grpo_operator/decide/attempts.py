@@ -7,18 +7,20 @@ the same arguments, and calls `begin`.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from grpo_operator.api.defaults import together, used_defaults
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import seconds_between
 from grpo_operator.decide import downloading, in_place
-from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods, rests
 from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.topology import Job, Topology
 from grpo_spec.reasons import Reason
 
 
-def is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> bool:
+def is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: datetime) -> bool:
     """Whether the next attempt begins in this pass.
 
     `plan` still ends the job instead if it is finished or a deadline has passed.
@@ -27,7 +29,7 @@ def is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: 
     return is_free and is_due(job, status, observed, now) and downloading.is_done(job, status, observed)
 
 
-def is_due(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> bool:
+def is_due(job: Job, status: GRPOJobStatus, observed: Observed, now: datetime) -> bool:
     """Whether the next attempt begins once Kueue admits it, where the job is in a queue, and all is downloaded.
 
     The job may run, all pods of the last attempt are gone or wait for the next one, all objects of an earlier job are

@@ -8,6 +8,7 @@ from datetime import datetime
 from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.names import Role
 from grpo_operator.api.status import Failure, GRPOJobStatus, MemberOutcome, MemberStatus
+from grpo_operator.api.times import NEVER, rfc3339, seconds_between
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Topology
@@ -34,7 +35,7 @@ Reports = Mapping[str, Progress]
 
 
 def find_failure(
-    status: GRPOJobStatus, topology: Topology, observed: Observed, policy: FailurePolicy, now: str
+    status: GRPOJobStatus, topology: Topology, observed: Observed, policy: FailurePolicy, now: datetime
 ) -> Failure | None:
     """Return the failure that most likely caused the others, or None. Pods that the job does not need cause none.
 
@@ -50,7 +51,7 @@ def find_failure(
 
 
 def find_spare_failures(
-    status: GRPOJobStatus, topology: Topology, observed: Observed, policy: FailurePolicy, now: str
+    status: GRPOJobStatus, topology: Topology, observed: Observed, policy: FailurePolicy, now: datetime
 ) -> list[Failure]:
     """Return the failures of pods that the job does not need."""
     needed = set(topology.needed_pods)
@@ -58,7 +59,7 @@ def find_spare_failures(
 
 
 def _failures(
-    status: GRPOJobStatus, needed: Container[str], observed: Observed, policy: FailurePolicy, now: str
+    status: GRPOJobStatus, needed: Container[str], observed: Observed, policy: FailurePolicy, now: datetime
 ) -> Iterator[tuple[MemberStatus, Failure]]:
     something_ended = any(one.outcome for one in status.members if one.pod in needed and not one.replacing)
     for member in status.members:
@@ -85,7 +86,7 @@ def _failures(
 _TAKEN = (Reason.EVICTED, Reason.PREEMPTED, Reason.NODE_LOST)
 
 
-def _rank(failure: Failure) -> tuple[bool, bool, str]:
+def _rank(failure: Failure) -> tuple[bool, bool, datetime]:
     return failure.reason not in _TAKEN, failure.exit_code in EFFECTS, failure.time
 
 
@@ -98,11 +99,11 @@ def _first_of_one_pass(
     ranks, which may have lost it.
     """
 
-    def on_its_node(one: tuple[MemberStatus, Failure]) -> tuple[str, bool, int]:
+    def on_its_node(one: tuple[MemberStatus, Failure]) -> tuple[datetime, bool, int]:
         member, failure = one
         pod = _pod(member, observed)
-        ended = pod.outcome.finished_at if pod and pod.outcome else ""
-        return ended or "unknown", failure.role == Role.TRAINER, order[member.pod]
+        ended = pod.outcome.finished_at if pod and pod.outcome else None
+        return ended or NEVER, failure.role == Role.TRAINER, order[member.pod]
 
     firsts: dict[str | None, tuple[MemberStatus, Failure]] = {}
     for one in sorted(found, key=on_its_node):
@@ -132,7 +133,7 @@ def has_unexplained_pods(status: GRPOJobStatus, observed: Observed) -> bool:
 
 
 def _verdict(
-    member: MemberStatus, observed: Observed, policy: FailurePolicy, now: str, *, something_ended: bool
+    member: MemberStatus, observed: Observed, policy: FailurePolicy, now: datetime, *, something_ended: bool
 ) -> MemberOutcome | None:
     pod = observed.pods.get(member.pod)
     if is_done(member.outcome):
@@ -140,7 +141,7 @@ def _verdict(
     same = pod is not None and pod.uid == member.uid
     if same and pod is not None and (since := node_lost_since(pod, observed, policy, now)):
         limit = f"longer than failurePolicy.nodeLostSeconds ({policy.node_lost_seconds})"
-        message = f"node {pod.node} has not been ready since {since}, {limit}: its pods are given up"
+        message = f"node {pod.node} has not been ready since {rfc3339(since)}, {limit}: its pods are given up"
         return _ended(Reason.NODE_LOST, message)
     # As long as nothing has ended, the pod that is being taken away may still save a checkpoint with the others.
     if member.disruption is not None and (something_ended or not same):
@@ -149,7 +150,7 @@ def _verdict(
 
 
 def _ended(reason: str, message: str) -> MemberOutcome:
-    return MemberOutcome(exit_code=-1, reason=reason, message=message, finished_at="")
+    return MemberOutcome(exit_code=-1, reason=reason, message=message)
 
 
 def _unrecorded(member: MemberStatus, pod: ObservedPod | None) -> MemberOutcome | None:
@@ -162,7 +163,7 @@ def _unrecorded(member: MemberStatus, pod: ObservedPod | None) -> MemberOutcome 
     return None
 
 
-def node_lost_since(pod: ObservedPod, observed: Observed, policy: FailurePolicy, now: str) -> str | None:
+def node_lost_since(pod: ObservedPod, observed: Observed, policy: FailurePolicy, now: datetime) -> datetime | None:
     """Return since when the pod's node is lost, if that is longer than failurePolicy.nodeLostSeconds, else None."""
     since = observed.lost_nodes.get(pod.node or "")
     return since if since is not None and seconds_between(since, now) >= policy.node_lost_seconds else None
@@ -173,7 +174,7 @@ def is_done(outcome: MemberOutcome | None) -> bool:
     return outcome is not None and outcome.exit_code == ExitCode.DONE
 
 
-def may_be_an_effect(failure: Failure, status: GRPOJobStatus, now: str) -> bool:
+def may_be_an_effect(failure: Failure, status: GRPOJobStatus, now: datetime) -> bool:
     """Whether this failure is secondary and so recent that the root cause may still be reported."""
     if failure.exit_code not in EFFECTS:
         return False
@@ -204,7 +205,12 @@ def hang_seconds(report: Progress, policy: FailurePolicy) -> float:
 
 
 def find_hang(
-    status: GRPOJobStatus, topology: Topology, observed: Observed, reports: Reports, policy: FailurePolicy, now: str
+    status: GRPOJobStatus,
+    topology: Topology,
+    observed: Observed,
+    reports: Reports,
+    policy: FailurePolicy,
+    now: datetime,
 ) -> Failure | None:
     """Return a failure if all needed pods are ready and no rank makes progress; its message says each rank's phase.
 
@@ -229,8 +235,3 @@ def find_hang(
         time=now,
         attempt=status.attempt or 0,
     )
-
-
-def seconds_between(earlier: str, later: str) -> float:
-    """Return the seconds from one timestamp to another."""
-    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal, Unpack
 
 from grpo_operator.api.names import Condition, Role
@@ -35,7 +36,7 @@ _SPEC_IS_WRONG = (Reason.INVALID_SPEC, Reason.INVALID_POD_TEMPLATE)
 class Draft:
     """A status being edited: each condition set through it carries the job's generation and the time."""
 
-    def __init__(self, status: GRPOJobStatus, job: Job, now: str) -> None:
+    def __init__(self, status: GRPOJobStatus, job: Job, now: datetime) -> None:
         self.status, self.job, self.now = status, job, now
 
     def set(self, kind: Condition, value: bool | None, reason: str, message: str) -> None:
@@ -95,7 +96,14 @@ def is_terminal(status: GRPOJobStatus) -> bool:
 
 
 def set_condition(
-    status: GRPOJobStatus, kind: Condition, value: bool | None, reason: str, message: str, *, generation: int, now: str
+    status: GRPOJobStatus,
+    kind: Condition,
+    value: bool | None,
+    reason: str,
+    message: str,
+    *,
+    generation: int,
+    now: datetime,
 ) -> GRPOJobStatus:
     """Return the status with one condition set; its lastTransitionTime changes only with its value (as in JobSet)."""
     words: dict[bool | None, Literal["True", "False", "Unknown"]] = {True: "True", False: "False", None: "Unknown"}
@@ -115,7 +123,7 @@ def set_condition(
     return edit(status, conditions=tuple(conditions))
 
 
-def conclude(status: GRPOJobStatus, topology: str, *, generation: int, now: str) -> GRPOJobStatus:
+def conclude(status: GRPOJobStatus, topology: str, *, generation: int, now: datetime) -> GRPOJobStatus:
     """Return the status with what follows from its other fields, at the end of a pass over this generation of the job.
 
     That is the phase, the strings for `kubectl get` and the conditions for kstatus. A pass decides all conditions, so

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 
 from grpo_operator.api import names
 from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import after, rfc3339, seconds_between
 from grpo_operator.decide.attempts import is_between_attempts
-from grpo_operator.decide.blame import node_lost_since, seconds_between
+from grpo_operator.decide.blame import node_lost_since
 from grpo_operator.decide.conditions import is_terminal, rests
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.objects import finalizers_of
 from grpo_operator.decide.observe import Observed, has_no_set, is_being_deleted
 from grpo_operator.decide.observed_pod import ObservedPod
@@ -36,7 +37,7 @@ class Deletion:
     force: bool = False  # without waiting for the pod's kubelet
 
 
-def find_deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> tuple[Deletion, ...]:
+def find_deletions(job: Job, status: GRPOJobStatus, observed: Observed, now: datetime) -> tuple[Deletion, ...]:
     """Return the objects that no controller deletes.
 
     Those are pods on a lost node or of an earlier attempt, engines to be replaced, pods that should end although their
@@ -82,7 +83,7 @@ def describe_orphan(status: GRPOJobStatus, observed: Observed) -> str | None:
     return None
 
 
-def find_left(observed: Observed, now: str, *, of_attempts: bool = False) -> dict[str, str]:
+def find_left(observed: Observed, now: datetime, *, of_attempts: bool = False) -> dict[str, str]:
     """Return the pods that exist, by name, each with what keeps it, "" if nothing is known to. Those that something
     keeps come first, and environment pods last, which end after the others. `of_attempts`: without environment pods,
     which stay between attempts.
@@ -93,18 +94,19 @@ def find_left(observed: Observed, now: str, *, of_attempts: bool = False) -> dic
     return dict(sorted(left.items(), key=lambda one: (not one[1], one[0] in observed.environment_pods, one[0])))
 
 
-def _hindrance(pod: ObservedPod, observed: Observed, now: str) -> str:
+def _hindrance(pod: ObservedPod, observed: Observed, now: datetime) -> str:
     if pod.node in observed.absent_nodes:
         return f"its node {pod.node} no longer exists"
     if pod.node is not None and (since := observed.lost_nodes.get(pod.node)):
-        return f"its node {pod.node} has not been ready since {since}"
+        return f"its node {pod.node} has not been ready since {rfc3339(since)}"
     if pod.deletion_time and pod.finalizers:
         return f"its finalizers hold it: {pod.finalizers}"
-    late = _overstay(pod, now) > OVERSTAY_SECONDS
-    return f"on node {pod.node}, it did not end with its grace period at {pod.deletion_time}" if late else ""
+    if pod.deletion_time is None or _overstay(pod, now) <= OVERSTAY_SECONDS:
+        return ""
+    return f"on node {pod.node}, it did not end with its grace period at {rfc3339(pod.deletion_time)}"
 
 
-def describe_held(observed: Observed, policy: FailurePolicy, now: str, among: Collection[str]) -> str | None:
+def describe_held(observed: Observed, policy: FailurePolicy, now: datetime, among: Collection[str]) -> str | None:
     """Say which of the pods named does not end although its node is not lost, what holds it and until when, or None."""
     held = [
         pod
@@ -115,23 +117,24 @@ def describe_held(observed: Observed, policy: FailurePolicy, now: str, among: Co
     ]
     if not held:
         return None
-    first = min(held, key=lambda pod: (pod.deletion_time or "", pod.name))
+    first = min(held, key=lambda pod: (pod.deletion_time or now, pod.name))
     others = f", like {len(held) - 1} more," if len(held) > 1 else ""
-    until = after(first.deletion_time or now, HELD_SECONDS)
+    ended = first.deletion_time or now
+    until = rfc3339(after(ended, HELD_SECONDS))
     cure = f"it is deleted by force at {until} (kubectl delete pod --force does it now)"
     if first.deleted_for_good:
         cure = "whoever set them has to remove them"
     return (
-        f"pod {first.name} on node {first.node}{others} did not end with its grace period at {first.deletion_time}: "
+        f"pod {first.name} on node {first.node}{others} did not end with its grace period at {rfc3339(ended)}: "
         f"{first.held_by}; {cure}"
     )
 
 
-def _is_given_up(pod: ObservedPod, observed: Observed, policy: FailurePolicy, now: str) -> bool:
+def _is_given_up(pod: ObservedPod, observed: Observed, policy: FailurePolicy, now: datetime) -> bool:
     return _overstay(pod, now) > HELD_SECONDS or _has_lost_node(pod, observed, policy, now)
 
 
-def _has_lost_node(pod: ObservedPod, observed: Observed, policy: FailurePolicy, now: str) -> bool:
+def _has_lost_node(pod: ObservedPod, observed: Observed, policy: FailurePolicy, now: datetime) -> bool:
     """Whether no kubelet will confirm the pod's end.
 
     Where nodes cannot be read, an eviction by a taint stands for it: Kubernetes taints nodes that are lost.
@@ -144,6 +147,6 @@ def _has_lost_node(pod: ObservedPod, observed: Observed, policy: FailurePolicy, 
     )
 
 
-def _overstay(pod: ObservedPod, now: str) -> float:
+def _overstay(pod: ObservedPod, now: datetime) -> float:
     """Return the seconds since the end of the pod's grace period; negative before, and if it is not being deleted."""
     return -1.0 if pod.deletion_time is None else seconds_between(pod.deletion_time, now)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from grpo_operator.api.status import Failure, GRPOJobStatus
-from grpo_operator.decide.blame import Reports, seconds_between
+from grpo_operator.api.times import LONG_AGO, rfc3339, seconds_between
+from grpo_operator.decide.blame import Reports
 from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.objects import condition
 from grpo_operator.decide.observe import Child, Observed, is_being_deleted
@@ -47,7 +49,7 @@ def needs_job(job: Job, status: GRPOJobStatus, observed: Observed) -> bool:
     return not (is_done(job, status, observed) or _jobs(observed))
 
 
-def find_steps(job: Job, status: GRPOJobStatus, observed: Observed, now: str, *, waits: bool) -> DownloadSteps:
+def find_steps(job: Job, status: GRPOJobStatus, observed: Observed, now: datetime, *, waits: bool) -> DownloadSteps:
     """Return what to do about the Job. `waits`: nothing may run; what is downloaded stays in the cache."""
     found = tuple(one for one in _jobs(observed) if not is_being_deleted(one))
     failed = tuple(one for one in found if _is(one, "Failed"))
@@ -61,7 +63,7 @@ def find_steps(job: Job, status: GRPOJobStatus, observed: Observed, now: str, *,
     return DownloadSteps(create=needs_job(job, status, observed))
 
 
-def find_failure(observed: Observed, now: str) -> Failure | None:
+def find_failure(observed: Observed, now: datetime) -> Failure | None:
     """Return how the last try failed, or None if none has."""
     failed = next((one for one in _jobs(observed) if _is(one, "Failed")), None)
     if failed is None:
@@ -85,7 +87,7 @@ def describe(status: GRPOJobStatus, observed: Observed, reports: Reports) -> str
     """Say how far the download is, what keeps its pod from running, or when it is tried again."""
     if (tries := status.download) is not None and tries.retry_time is not None:
         number = f"{tries.failures} times" if tries.failures > 1 else "once"
-        return f"no GPU is asked for yet; failed {number}, tried again at {tries.retry_time}: {tries.message}"
+        return f"no GPU is asked for yet; failed {number}, tried again at {rfc3339(tries.retry_time)}: {tries.message}"
     running = [pod for pod in observed.downloaders if pod.outcome is None]
     if not running:
         return "no GPU is asked for yet"
@@ -98,7 +100,7 @@ def describe(status: GRPOJobStatus, observed: Observed, reports: Reports) -> str
 def _failed_last(observed: Observed, job: str) -> ObservedPod | None:
     """Return the pod that failed last of the Job with this UID."""
     failed = [pod for pod in observed.downloaders if pod.outcome and pod.controller == job]
-    return max(failed, key=lambda pod: pod.outcome.finished_at if pod.outcome else "", default=None)
+    return max(failed, key=lambda pod: (pod.outcome and pod.outcome.finished_at) or LONG_AGO, default=None)
 
 
 def find_try(observed: Observed) -> Child | None:

@@ -22,7 +22,8 @@ from grpo_operator.api.status import (
     Restarts,
     Summary,
 )
-from grpo_operator.api.status_section import StatusSection, Time
+from grpo_operator.api.status_section import StatusSection
+from grpo_operator.api.times import Time
 from grpo_operator.api.usage_status import Usage
 
 
@@ -117,7 +118,7 @@ def edit(section: MemberStatus, **fields: Unpack[MemberFields]) -> MemberStatus:
 @overload
 def edit(section: GroupStatus, **fields: Unpack[GroupFields]) -> GroupStatus: ...
 @overload
-def edit(section: MemberOutcome, *, message: str = ..., finished_at: str = ...) -> MemberOutcome: ...
+def edit(section: MemberOutcome, *, message: str = ..., finished_at: Time | None = ...) -> MemberOutcome: ...
 @overload
 def edit(section: Disruption, *, message: str) -> Disruption: ...
 @overload

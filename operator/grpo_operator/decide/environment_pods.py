@@ -9,6 +9,7 @@ is there yet to hear of it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from grpo_operator.api.names import Role
 from grpo_operator.api.status import Failure, GRPOJobStatus
@@ -39,7 +40,7 @@ def find_wait(status: GRPOJobStatus, topology: Topology, observed: Observed) -> 
     )
 
 
-def find_failure(status: GRPOJobStatus, topology: Topology, observed: Observed, now: str) -> Failure | None:
+def find_failure(status: GRPOJobStatus, topology: Topology, observed: Observed, now: datetime) -> Failure | None:
     """Return why a pod that the attempt waits for never gets ready: its program refuses what the job names, or None."""
     for group in _missing(status, topology, observed):
         for pod in filter(None, map(observed.environment_pods.get, group.pods)):

@@ -7,6 +7,7 @@ from typing import Literal
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import ConditionStatus, GRPOJobStatus, MemberStatus
+from grpo_operator.api.times import rfc3339
 from grpo_operator.decide import lifecycle
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import FOR_KSTATUS, holds, is_terminal
@@ -63,7 +64,7 @@ def events_between(old: GRPOJobStatus, new: GRPOJobStatus, job: Job) -> tuple[Ev
             events.append(Event(type="Warning", reason=Reason.ENGINE_RESTARTING, message=_replacement(member, new)))
     tries = new.download
     if tries is not None and tries.retry_time is not None and tries != old.download:
-        message = f"{tries.message}; tried again at {tries.retry_time}"
+        message = f"{tries.message}; tried again at {rfc3339(tries.retry_time)}"
         events.append(Event(type="Warning", reason=Reason.DOWNLOAD_FAILED, message=message))
     if not holds(old, Condition.ACCEPTED) and holds(new, Condition.ACCEPTED) and job.spec.storage.claim_name is None:
         consequence = "checkpoints are lost with the pods, and every new attempt begins at step 0"
@@ -76,7 +77,8 @@ def _replacement(member: MemberStatus, new: GRPOJobStatus) -> str:
     needed = "the job does not need it" if member.failures else "the trainer waits for it"
     is_avoided = any(node.name == member.node for node in new.avoid_nodes)
     where = f", on other nodes than {member.node} if possible" if is_avoided else ""
-    said = f"only this engine is recreated, and no trainer pod, not before {member.replace_time}{where}; {needed}"
+    when = f", not before {rfc3339(member.replace_time)}" if member.replace_time else ""
+    said = f"only this engine is recreated, and no trainer pod{when}{where}; {needed}"
     return f"{lifecycle.describe_end(member)}; {said}"
 
 

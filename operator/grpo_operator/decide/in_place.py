@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import Failure, GRPOJobStatus, MemberStatus
-from grpo_operator.decide.blame import EFFECTS, seconds_between
+from grpo_operator.api.times import seconds_between
+from grpo_operator.decide.blame import EFFECTS
 from grpo_operator.decide.conditions import Draft, holds, is_terminal, rests
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod

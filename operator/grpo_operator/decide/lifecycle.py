@@ -9,13 +9,13 @@ JobSet's recreation of all its Jobs).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import islice
 
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import Failure, GRPOJobStatus, MemberStatus
+from grpo_operator.api.times import seconds_between
 from grpo_operator.decide.attempts import is_between_attempts
-from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft, find, rests
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
@@ -176,7 +176,7 @@ def passed_deadline(draft: Draft) -> Failure | None:
     )
 
 
-def starting_since(status: GRPOJobStatus) -> str | None:
+def starting_since(status: GRPOJobStatus) -> datetime | None:
     """Return the time from which startupDeadlineSeconds counts, or None while it does not count."""
     if status.placement_timeouts is not None:
         return status.placement_timeouts.since
@@ -192,15 +192,10 @@ def _obstacle(status: GRPOJobStatus) -> str:
     return f"; {obstacles[0].reason}: {obstacles[0].message}" if obstacles else ""
 
 
-def active_seconds(status: GRPOJobStatus, now: str) -> int:
+def active_seconds(status: GRPOJobStatus, now: datetime) -> int:
     """Return the seconds that the job has been active; suspensions do not count."""
     running = 0.0 if status.active_since is None else max(0.0, seconds_between(status.active_since, now))
     return status.active_seconds + round(running)
-
-
-def after(moment: str, seconds: float) -> str:
-    """Return the timestamp `seconds` after `moment`."""
-    return (datetime.fromisoformat(moment) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def from_where(draft: Draft) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from datetime import datetime
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import after, seconds_between
 from grpo_operator.decide import lifecycle, placement
-from grpo_operator.decide.blame import Reports, seconds_between
+from grpo_operator.decide.blame import Reports
 from grpo_operator.decide.conditions import find, holds, is_terminal, rests
 from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.topology import Job
@@ -31,7 +33,7 @@ def seconds_to_next(
     status: GRPOJobStatus,
     observed: Observed,
     reports: Reports,
-    now: str,
+    now: datetime,
     refused: str | None,
     least: float,
 ) -> float | None:
@@ -59,7 +61,7 @@ def seconds_to_next(
             return None  # Kueue's answer calls for the next pass
         if (tries := status.download) is None:
             return 1.0
-        limit = lifecycle.after(tries.since, job.spec.cache.prefetch_deadline_seconds)
+        limit = after(tries.since, job.spec.cache.prefetch_deadline_seconds)
         left_to = [seconds_between(now, at) for at in (tries.retry_time, limit) if at is not None]
         most = max(CALM_SECONDS if observed.downloaders else POLL_SECONDS, least)
         return min([most, *(one for one in left_to if one > 0)])
@@ -87,7 +89,7 @@ def is_quiet(status: GRPOJobStatus, observed: Observed) -> bool:
     return not any(one.replacing or one.outcome or one.disruption for one in status.members)
 
 
-def seconds_to_deadline(job: Job, status: GRPOJobStatus, observed: Observed, now: str) -> float:
+def seconds_to_deadline(job: Job, status: GRPOJobStatus, observed: Observed, now: datetime) -> float:
     """Return the seconds until time alone changes the course of an attempt, infinity if it never does."""
     deadline = job.spec.active_deadline_seconds
     left = [] if deadline is None else [max(0.2, deadline - lifecycle.active_seconds(status, now))]
@@ -97,17 +99,17 @@ def seconds_to_deadline(job: Job, status: GRPOJobStatus, observed: Observed, now
     return min([*left, *(seconds for seconds in times if seconds > 0)], default=math.inf)
 
 
-def _deadlines(job: Job, status: GRPOJobStatus, observed: Observed) -> Iterator[str]:
+def _deadlines(job: Job, status: GRPOJobStatus, observed: Observed) -> Iterator[datetime]:
     """Yield the times at which something happens to an attempt that does not run, unless its pods change before."""
     if (since := lifecycle.starting_since(status)) is not None:
-        yield lifecycle.after(since, job.spec.startup_deadline_seconds)
+        yield after(since, job.spec.startup_deadline_seconds)
     if status.placement is not None:
         yield placement.ends(job, status, status.placement)
     for lost in observed.lost_nodes.values():
-        yield lifecycle.after(lost, job.spec.failure_policy.node_lost_seconds)
+        yield after(lost, job.spec.failure_policy.node_lost_seconds)
 
 
-def _retry_seconds(status: GRPOJobStatus, now: str) -> float:
+def _retry_seconds(status: GRPOJobStatus, now: datetime) -> float:
     refused = find(status, Condition.ACCEPTED)
     waited = 0.0 if refused is None else seconds_between(refused.last_transition_time, now)
     return min(max(RETRY_SECONDS, waited / 10), LAST_RETRY_SECONDS)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from grpo_operator.api.placement_status import AvoidedNode, FailedNode
 from grpo_operator.api.status import Failure
+from grpo_operator.api.times import after
 from grpo_operator.decide.blame import EFFECTS
 from grpo_operator.decide.conditions import Draft
-from grpo_operator.decide.lifecycle import after
 from grpo_spec.reasons import Reason
 
 AVOID_SECONDS = 1800

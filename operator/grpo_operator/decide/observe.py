@@ -5,10 +5,11 @@ from __future__ import annotations
 import marshal
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.api.status_section import known_time
+from grpo_operator.api.times import known_time
 from grpo_operator.decide.objects import Object, condition, finalizers_of, labelled_job, was_applied
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_spec.lenient import mapping
@@ -72,7 +73,7 @@ class Observed:
     """The cause for which the first pod that should exist does not (reason, message): another's has its name, or the
     cluster refuses it."""
 
-    lost_nodes: Mapping[str, str] = field(default_factory=dict)
+    lost_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Since when a node is not ready, by its name; only nodes that were read."""
 
     absent_nodes: frozenset[str] = frozenset()
@@ -194,7 +195,7 @@ def nodes_to_check(observed: Observed, *, was_running: bool) -> frozenset[str]:
     return frozenset(pod.node for pod in (*suspect, *leaving) if pod.node is not None)
 
 
-def lost_since(node: Object | None, now: str) -> str | None:
+def lost_since(node: Object | None, now: datetime) -> datetime | None:
     """Return since when a node is lost (not ready, or no longer in the cluster), or None if it is ready."""
     if node is None:
         return now

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TypeVar
 
 from pydantic_core import from_json
 
 from grpo_operator.api import names
 from grpo_operator.api.status import Disruption, MemberOutcome
-from grpo_operator.api.status_section import known_time
+from grpo_operator.api.times import known_time
 from grpo_operator.decide.objects import Object, condition, controller_of, finalizers_of, labels_of
 from grpo_spec import lenient
 from grpo_spec.lenient import clip, mapping, mappings, number, text
@@ -44,7 +45,7 @@ class ObservedPod:
     waiting: str | None  # why the container does not start: "ErrImagePull: ..."
     restarts: int  # number of restarts of its container
     endings: tuple[Ending, ...]  # of its container, the oldest first
-    deletion_time: str | None  # end of the grace period, if the pod is being deleted
+    deletion_time: datetime | None  # end of the grace period, if the pod is being deleted
     disruption: Disruption | None  # why the cluster takes the pod away, if it does
     evicted_by_taint: bool = False  # because of its node's taint; Kubernetes taints nodes that are lost
     held_by: str = ""  # what keeps a pod that is being deleted
@@ -55,8 +56,8 @@ class ObservedPod:
     is_orphan: bool = False  # it has no controller, so nothing ends it
     deleted_for_good: bool = False  # without a grace period: only finalizers keep it
     told: int | None = None  # the attempt that begins in it, as its annotation says
-    scheduled: str | None = None  # time since which it holds its GPUs
-    gone_at: str | None = None  # time when the operator saw that it no longer exists
+    scheduled: datetime | None = None  # time since which it holds its GPUs
+    gone_at: datetime | None = None  # time when the operator saw that it no longer exists
 
     @property
     def is_of_an_attempt(self) -> bool:
@@ -100,7 +101,7 @@ def read_pod(pod: Object) -> ObservedPod:
         waiting=_waiting(status, container),
         restarts=number(container.get("restartCount"), 0),
         endings=_endings(status, container),
-        deletion_time=known_time(metadata.get("deletionTimestamp")) or None,
+        deletion_time=known_time(metadata.get("deletionTimestamp")),
         disruption=_disruption(status),
         evicted_by_taint=condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
         held_by=_holder(finalizers_of(pod), container),
@@ -121,12 +122,12 @@ def _number(said: object, otherwise: T) -> int | T:
     return int(digits) if digits.isdecimal() and len(digits) < 19 else otherwise
 
 
-def _scheduled(pod: Object, status: Object) -> str | None:
+def _scheduled(pod: Object, status: Object) -> datetime | None:
     if not mapping(pod.get("spec")).get("nodeName"):
         return None
     placed = condition(status, "PodScheduled")
-    since = known_time(placed.get("lastTransitionTime")) if placed.get("status") == "True" else ""
-    return since or known_time(pod["metadata"].get("creationTimestamp")) or None
+    since = known_time(placed.get("lastTransitionTime")) if placed.get("status") == "True" else None
+    return since or known_time(pod["metadata"].get("creationTimestamp"))
 
 
 def _waiting(status: Object, container: Object) -> str | None:
@@ -205,7 +206,7 @@ def _endings(status: Object, container: Object) -> tuple[Ending, ...]:
     if status.get("phase") == "Failed":  # evicted, or refused by the kubelet: there is no container status
         reason = text(status.get("reason")) or Reason.POD_FAILED
         message = _joined(status.get("reason"), status.get("message")) or "the pod failed"
-        return (Ending(_ended(-1, reason, message, "")),)
+        return (Ending(_ended(-1, reason, message, None)),)
     return ()
 
 
@@ -221,7 +222,7 @@ def _ending(ended: Object) -> Ending:
     return Ending(outcome, result.attempt, progress)
 
 
-def _unexplained(ended: Object, said: str, finished: str) -> MemberOutcome:
+def _unexplained(ended: Object, said: str, finished: datetime | None) -> MemberOutcome:
     exit_code, reason = number(ended.get("exitCode"), -1), text(ended.get("reason")) or Reason.CONTAINER_ERROR
     if exit_code == ExitCode.DONE:
         exit_code, reason = -1, Reason.OUTCOME_MISSING
@@ -230,7 +231,7 @@ def _unexplained(ended: Object, said: str, finished: str) -> MemberOutcome:
     return _ended(exit_code, reason, said, finished)
 
 
-def _ended(exit_code: int, reason: str, message: str, finished: str) -> MemberOutcome:
+def _ended(exit_code: int, reason: str, message: str, finished: datetime | None) -> MemberOutcome:
     return MemberOutcome(
         exit_code=int(exit_code), reason=clip(reason, 128), message=clip(message, 4096), finished_at=finished
     )

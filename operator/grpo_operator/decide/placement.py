@@ -15,13 +15,13 @@ nothing, and waits until `startupDeadlineSeconds`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from grpo_operator.api.placement_status import PlacementStatus
 from grpo_operator.api.status import Failure, GRPOJobStatus
-from grpo_operator.decide.blame import seconds_between
+from grpo_operator.api.times import after, rfc3339, seconds_between
 from grpo_operator.decide.conditions import Draft
 from grpo_operator.decide.failure_policy import placement_seconds
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Group, Job, Topology
@@ -60,9 +60,9 @@ def find_placement_timeout(draft: Draft, topology: Topology, observed: Observed)
         return None
     total, why = len(topology.needed_pods), obstacle[1]
     message = (
-        f"{placement.placed} of {total} pods had a node, and since {placement.since} no other pod has found one: "
-        f"{why}; their GPUs are given back (scheduling.timeoutSeconds); the job runs once all {total} pods fit at the "
-        "same time: free GPUs, add nodes or ask for fewer"
+        f"{placement.placed} of {total} pods had a node, and since {rfc3339(placement.since)} no other pod has found "
+        f"one: {why}; their GPUs are given back (scheduling.timeoutSeconds); the job runs once all {total} pods fit at "
+        "the same time: free GPUs, add nodes or ask for fewer"
     )
     return Failure(
         reason=Reason.PLACEMENT_TIMEOUT, message=clip(message, 4096), time=draft.now, attempt=draft.status.attempt or 0
@@ -125,12 +125,13 @@ def describe_hold(draft: Draft, topology: Topology) -> str:
         return ""
     until = ends(draft.job, draft.status, placement)
     return (
-        f"; {placement.placed} of {len(topology.needed_pods)} pods have a node, the last since {placement.since}; they "
-        f"give their GPUs back at {until} unless another pod finds a node (scheduling.timeoutSeconds)"
+        f"; {placement.placed} of {len(topology.needed_pods)} pods have a node, the last since "
+        f"{rfc3339(placement.since)}; they give their GPUs back at "
+        f"{rfc3339(until)} unless another pod finds a node (scheduling.timeoutSeconds)"
     )
 
 
-def ends(job: Job, status: GRPOJobStatus, placement: PlacementStatus) -> str:
+def ends(job: Job, status: GRPOJobStatus, placement: PlacementStatus) -> datetime:
     """Return the time when the attempt ends unless another pod finds a node."""
     limit = job.spec.scheduling.timeout_seconds or job.spec.rendezvous.timeout_seconds
     return after(placement.since, placement_seconds(limit, job.uid, status.attempt or 0))

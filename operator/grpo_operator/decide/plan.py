@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import seconds_between
 from grpo_operator.decide import attempts, downloading, environment_pods, in_place, lifecycle, queueing, restarts
-from grpo_operator.decide.blame import (
-    EFFECTS,
-    Reports,
-    find_failure,
-    find_hang,
-    find_spare_failures,
-    may_be_an_effect,
-    seconds_between,
-)
+from grpo_operator.decide.blame import EFFECTS, Reports, find_failure, find_hang, find_spare_failures, may_be_an_effect
 from grpo_operator.decide.conditions import Draft, find, holds, is_terminal, keeps_pods, rests
 from grpo_operator.decide.deletions import (
     Deletion,
@@ -87,7 +81,7 @@ def plan(
     status: GRPOJobStatus,
     observed: Observed,
     reports: Reports,
-    now: str,
+    now: datetime,
     obstacle: Obstacle | None = None,
     least: float = 0.0,
 ) -> Plan:
@@ -150,7 +144,7 @@ def plan(
     )
 
 
-def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: str) -> Plan:
+def _after_the_end(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: datetime) -> Plan:
     """Plan a pass over an ended job: record how its last pods end, and delete the job after its time to live."""
     draft = Draft(status, job, now)
     if observed.pods or observed.environment_pods or observed.gone or any(group.ready for group in status.groups):

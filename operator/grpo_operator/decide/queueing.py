@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import known_time, rfc3339, seconds_between
 from grpo_operator.decide import attempts
-from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import find, holds, is_terminal, rests
 from grpo_operator.decide.objects import condition
 from grpo_operator.decide.observe import Child, Observed
@@ -87,7 +88,7 @@ def describe(job: Job, observed: Observed) -> str:
 
 
 def find_steps(
-    job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: str, *, refused: bool
+    job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: datetime, *, refused: bool
 ) -> QueueSteps:
     """Return what to do about the job's Workloads in the state that this pass writes.
 
@@ -119,7 +120,7 @@ def _holds(workload: Child, kind: str) -> bool:
     return bool(condition(mapping(workload.raw.get("status")), kind).get("status") == "True")
 
 
-def _finish(workload: Child, status: GRPOJobStatus, now: str) -> dict[str, Any]:
+def _finish(workload: Child, status: GRPOJobStatus, now: datetime) -> dict[str, Any]:
     """Return the status that says how the job ended, with which Kueue gives its quota to others."""
     done = holds(status, Condition.COMPLETE)
     said = find(status, Condition.COMPLETE if done else Condition.FAILED)
@@ -127,7 +128,7 @@ def _finish(workload: Child, status: GRPOJobStatus, now: str) -> dict[str, Any]:
     return {"conditions": _conditions(workload, now, ("Finished", True, reason, message))}
 
 
-def _ready(found: Collection[Child], now: str, *, ready: bool) -> tuple[tuple[Child, dict[str, Any]], ...]:
+def _ready(found: Collection[Child], now: datetime, *, ready: bool) -> tuple[tuple[Child, dict[str, Any]], ...]:
     """Return the changes that say whether all pods are ready, as Kueue's waitForPodsReady reads it."""
     changes = []
     for one in found:
@@ -148,7 +149,7 @@ def _ready(found: Collection[Child], now: str, *, ready: bool) -> tuple[tuple[Ch
     return tuple(changes)
 
 
-def _give_back(workload: Child, now: str) -> dict[str, Any]:
+def _give_back(workload: Child, now: datetime) -> dict[str, Any]:
     """Return the status of an evicted Workload without its quota: no pod is left."""
     status = mapping(workload.raw.get("status"))
     said, admitted = condition(status, "Evicted"), condition(status, "Admitted")
@@ -164,7 +165,7 @@ def _give_back(workload: Child, now: str) -> dict[str, Any]:
             *([("PodsReady", False, "WaitForStart", "No pod is left")] if condition(status, "PodsReady") else []),
         ),
     }
-    if admitted.get("status") == "True" and (since := text(admitted.get("lastTransitionTime"))):
+    if admitted.get("status") == "True" and (since := known_time(admitted.get("lastTransitionTime"))):
         used = max(0, round(seconds_between(since, now)))
         change["accumulatedPastExecutionTimeSeconds"] = used + number(
             status.get("accumulatedPastExecutionTimeSeconds"), 0
@@ -172,7 +173,7 @@ def _give_back(workload: Child, now: str) -> dict[str, Any]:
     return change
 
 
-def _conditions(workload: Child, now: str, *changed: tuple[str, bool, str, str]) -> list[dict[str, Any]]:
+def _conditions(workload: Child, now: datetime, *changed: tuple[str, bool, str, str]) -> list[dict[str, Any]]:
     """Return a Workload's conditions with some set: (type, whether it holds, reason, message)."""
     old = {text(one.get("type")): dict(one) for one in mappings(mapping(workload.raw.get("status")).get("conditions"))}
     for kind, value, reason, message in changed:
@@ -182,7 +183,7 @@ def _conditions(workload: Child, now: str, *changed: tuple[str, bool, str, str])
             "status": word,
             "reason": reason or "Pending",
             "message": clip(message, 32768),
-            "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == word else now,
+            "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == word else rfc3339(now),
             "observedGeneration": workload.raw["metadata"].get("generation", 1),
         }
     return list(old.values())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TypeVar
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.progress_status import EvaluationStatus, ExportStatus, ProgressStatus
 from grpo_operator.api.status import Disruption, ElasticStatus, GroupStatus, GRPOJobStatus, MemberOutcome, MemberStatus
+from grpo_operator.api.times import seconds_between
 from grpo_operator.decide.attempts import is_running_undisturbed
-from grpo_operator.decide.blame import EFFECTS, Reports, is_done, seconds_between
+from grpo_operator.decide.blame import EFFECTS, Reports, is_done
 from grpo_operator.decide.conditions import Draft
 from grpo_operator.decide.edits import edit
 from grpo_operator.decide.environment_pods import is_ready
@@ -50,7 +52,7 @@ def is_finished(status: GRPOJobStatus, topology: Topology) -> bool:
 
 
 def _members(
-    topology: Topology, status: GRPOJobStatus, observed: Observed, now: str, *, runs: bool
+    topology: Topology, status: GRPOJobStatus, observed: Observed, now: datetime, *, runs: bool
 ) -> tuple[MemberStatus, ...]:
     """Return the attempt's pods as first seen.
 
@@ -118,7 +120,7 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
     shown, known = draft.status.progress, draft.status.evaluation
     is_cut = final is not None and not final.metrics  # a long message leaves room for no more than the steps
     tried = known if is_cut else EvaluationStatus.read(newest.evaluation)
-    if old is not None and old.time < (draft.status.attempt_start_time or ""):
+    if old is not None and draft.status.attempt_start_time and old.time < draft.status.attempt_start_time:
         old = None  # of an earlier attempt
     export = ExportStatus.read(newest.export) or draft.status.export
     is_same = old is not None and (old.step, old.checkpoint_step) == (newest.step, newest.checkpoint_step)

@@ -7,6 +7,7 @@ reaches its deadline.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import GRPOJobStatus
@@ -18,7 +19,7 @@ from grpo_operator.layout.topology import Job
 from grpo_spec.reasons import Reason
 
 
-def rescue(job: Job, status: GRPOJobStatus, pods: Mapping[str, str], failed: Obstacle, now: str) -> Plan:
+def rescue(job: Job, status: GRPOJobStatus, pods: Mapping[str, str], failed: Obstacle, now: datetime) -> Plan:
     """Set `Blocked`; end the job if a deadline has passed, suspend it if its spec says so. `pods`: the role of each
     pod that exists, by its name.
 
@@ -46,7 +47,7 @@ def rescue(job: Job, status: GRPOJobStatus, pods: Mapping[str, str], failed: Obs
     return Plan(status=new, mode=mode, events=events_between(status, new, job))
 
 
-def recovered(job: Job, status: GRPOJobStatus, now: str) -> GRPOJobStatus:
+def recovered(job: Job, status: GRPOJobStatus, now: datetime) -> GRPOJobStatus:
     """Return the status after a pass that succeeded."""
     draft = Draft(status, job, now)
     draft.clear(Condition.BLOCKED, Reason.RECOVERED, "the last pass over the job succeeded")

@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from grpo_operator.api.names import Condition, Role, child_name
 from grpo_operator.api.placement_status import PlacementTimeouts
 from grpo_operator.api.progress_status import DownloadStatus
 from grpo_operator.api.status import Failure, MemberOutcome, MemberStatus, RecentRestarts, Restarts
+from grpo_operator.api.times import after, rfc3339, seconds_between
 from grpo_operator.decide import in_place, nodes, repeats
 from grpo_operator.decide.attempts import is_between_attempts
-from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import Draft, find
 from grpo_operator.decide.edits import edit
 from grpo_operator.decide.failure_policy import Decision, backoff_seconds, decide, halves_micro_batches
-from grpo_operator.decide.lifecycle import after, describe, end, from_where
+from grpo_operator.decide.lifecycle import describe, end, from_where
 from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.contracts import smaller_micro_batches
 from grpo_spec.lenient import clip
@@ -54,7 +55,7 @@ def handle_failure(draft: Draft, failure: Failure, observed: Observed) -> Decisi
         return decision
     if failure.reason == Reason.PLACEMENT_TIMEOUT:
         timeouts = _count_placement_timeout(draft)
-        count += f"; {timeouts.total} in a row since {timeouts.since}" if timeouts.total > 1 else ""
+        count += f"; {timeouts.total} in a row since {rfc3339(timeouts.since)}" if timeouts.total > 1 else ""
     if halves_micro_batches(failure, halvings):
         tokens = smaller_micro_batches(draft.job.spec.training, halvings + 1).max_tokens_per_micro_batch
         count += "; micro-batches are halved" + (f", to {tokens} tokens" if tokens else "")
@@ -65,7 +66,7 @@ def handle_failure(draft: Draft, failure: Failure, observed: Observed) -> Decisi
     return decision
 
 
-def _replaced_with(draft: Draft, failure: Failure) -> str | None:
+def _replaced_with(draft: Draft, failure: Failure) -> datetime | None:
     """Return when an engine is replaced together with others that wait for it: a node took them all, for example."""
     if failure.role != Role.GENERATION or draft.job.spec.failure_policy.on_generation_failure != "RestartGeneration":
         return None
@@ -73,7 +74,7 @@ def _replaced_with(draft: Draft, failure: Failure) -> str | None:
     return max((at for at in waiting if at is not None and not is_due(at, draft.now)), default=None)
 
 
-def _wait(draft: Draft) -> str:
+def _wait(draft: Draft) -> datetime:
     """Count one more restart since the last progress. Return the time before which it may not begin."""
     status = draft.status
     # A status of a release that did not count these: those that counted have happened.
@@ -126,13 +127,13 @@ def correct_cause(draft: Draft, failure: Failure | None) -> None:
         draft.update(restarts=edit(draft.status.restarts, counted=draft.status.restarts.counted - 1))
     count = "this restart counts towards failurePolicy.maxRestarts" if decision.counted else NOT_COUNTED
     avoided = nodes.note_failure(draft, failure)
-    _announce_restart(draft, failure, count, draft.status.next_restart_time, avoided)
+    _announce_restart(draft, failure, count, draft.status.next_restart_time or draft.now, avoided)
 
 
 def _announce_restart(
-    draft: Draft, failure: Failure, count: str, at: str | None, where: str, *, in_place: bool = False
+    draft: Draft, failure: Failure, count: str, at: datetime, where: str, *, in_place: bool = False
 ) -> None:
-    message = f"{describe(failure)}; {count}; next attempt not before {at}{where}{from_where(draft)}"
+    message = f"{describe(failure)}; {count}; next attempt not before {rfc3339(at)}{where}{from_where(draft)}"
     draft.set(Condition.RESTARTING, True, Reason.RESTARTING_IN_PLACE if in_place else Reason.RESTARTING, message)
 
 
@@ -167,7 +168,7 @@ class _Replaced:
     """The cause and the time of an engine's replacement, and its number of failures in a row."""
 
     failure: Failure
-    at: str
+    at: datetime
     failures: int = 0
 
 
@@ -231,6 +232,6 @@ def follow_download(draft: Draft, failure: Failure | None) -> None:
         draft.update(download=new)
 
 
-def is_due(replace_time: str | None, now: str) -> bool:
+def is_due(replace_time: datetime | None, now: datetime) -> bool:
     """Whether the wait before a pod is replaced is over."""
     return replace_time is None or seconds_between(replace_time, now) >= 0

@@ -6,12 +6,13 @@ from math import log2
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide import environment_pods
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import Reports, hang_seconds, idle_seconds
 from grpo_operator.decide.conditions import Draft, is_terminal, keeps_pods, rests
 from grpo_operator.decide.failure_policy import was_refused
-from grpo_operator.decide.lifecycle import IN_MEMBERS, after, describe_leaving, first_line, leaving
+from grpo_operator.decide.lifecycle import IN_MEMBERS, describe_leaving, first_line, leaving
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.placement import describe_hold, find_obstacle, pods_of_attempt
@@ -133,7 +134,9 @@ def _elastic(status: GRPOJobStatus, topology: Topology, observed: Observed) -> s
     if (name := next((name for name in late if name in failed), None)) is not None:
         why = failed[name].outcome
         said = f"{why.reason}: {first_line(why.message, IN_MEMBERS)}" if why else "it has failed"
-        return f"{more}; {name} on node {failed[name].node}: {said}; it is replaced at {failed[name].replace_time}"
+        at = failed[name].replace_time
+        when = f"at {rfc3339(at)}" if at else "at once"
+        return f"{more}; {name} on node {failed[name].node}: {said}; it is replaced {when}"
     if (pod := observed.pods.get(late[0])) is None:
         return f"{more}; {observed.why_absent[1] if observed.why_absent else f'{late[0]} does not exist yet'}"
     if pod.unschedulable or pod.node is None:
@@ -149,8 +152,9 @@ def _not_ready(silent: list[ObservedPod], observed: Observed, draft: Draft) -> s
     if node in observed.absent_nodes:
         when = "the job restarts once the cluster has deleted them, in a minute or two"
         return f"node {node} no longer exists; its pods: {names}; {when}"
-    until = f"unless it recovers, the job gives up its pods and restarts at {after(since, limit)}"
-    return f"node {node} has not been ready since {since}; its pods: {names}; {until} (failurePolicy.nodeLostSeconds)"
+    until = f"unless it recovers, the job gives up its pods and restarts at {rfc3339(after(since, limit))}"
+    silence = f"node {node} has not been ready since {rfc3339(since)}"
+    return f"{silence}; its pods: {names}; {until} (failurePolicy.nodeLostSeconds)"
 
 
 def _leaving(status: GRPOJobStatus, topology: Topology) -> str:

@@ -53,7 +53,7 @@ def with_usage(
     new: GRPOJobStatus,
     observed: Observed,
     reports: Reports,
-    now: str,
+    now: datetime,
 ) -> GRPOJobStatus:
     """Return the new status with the bill until now.
 
@@ -94,7 +94,7 @@ def _is_news(job: Job, pod: ObservedPod, known: Usage | None) -> bool:
     return is_later and _is_counted(job, pod)
 
 
-def _hold(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: str) -> _Held:
+def _hold(job: Job, topology: Topology, status: GRPOJobStatus, observed: Observed, now: datetime) -> _Held:
     gpus = {group.name: group.gpus for group in topology.groups}
     ranks = {member.pod: member.gpus for member in topology.members}
     begin, end = _unix(status.usage.time) if status.usage else 0, _unix(now)
@@ -136,7 +136,7 @@ def _count(
     observed: Observed,
     held: _Held,
     said: Progress | None,
-    now: str,
+    now: datetime,
 ) -> Usage:
     known = old.usage or Usage(time=now)
     explained = _explain(topology, old, known, held, said)
@@ -228,5 +228,5 @@ def _some(seconds: Counter[str]) -> dict[str, int]:
     return {name: number for name, number in seconds.items() if number > 0}
 
 
-def _unix(time: str) -> int:
-    return int(datetime.fromisoformat(time).timestamp())
+def _unix(time: datetime) -> int:
+    return int(time.timestamp())

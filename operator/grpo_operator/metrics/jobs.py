@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from prometheus_client.core import GaugeMetricFamily
@@ -49,9 +48,9 @@ class WatchedJob:
             conditions=tuple(c.type for c in known.conditions if c.status == "True"),
             restarts=known.restarts.total,
             stuck_restarts=_without_a_step(known),
-            completion_time=_unix_time(ended) if ended else None,
+            completion_time=ended.timestamp() if ended else None,
             gpu_seconds={use: known.usage.gpu_seconds.get(use, 0) for use in PARTS} if known.usage else {},
-            last_failure=(label_of(failure.reason), _unix_time(failure.time)) if failure else None,
+            last_failure=(label_of(failure.reason), failure.time.timestamp()) if failure else None,
         )
 
 
@@ -63,10 +62,6 @@ def label_of(reason: str) -> str:
 def _without_a_step(status: GRPOJobStatus) -> int:
     recent, reached = status.recent_restarts, status.progress.step if status.progress else 0
     return 0 if recent is None or reached > recent.step else recent.total
-
-
-def _unix_time(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()
 
 
 class WatchedJobs(Collector, Generic[K]):

@@ -7,6 +7,7 @@ then less and less often, as its controller tries again.
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.absent import Missing, explain, find_missing
@@ -17,7 +18,7 @@ from grpo_operator.passes.jobs import Jobs, Question
 from grpo_operator.passes.preflight import find_taken
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ForbiddenError
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.kept import Key
 from grpo_spec.reasons import Reason
 
 FIRST_SECONDS, LAST_SECONDS = 4.0, 32.0
@@ -50,7 +51,9 @@ class AbsentPods:
                 asked.answer = await self._ask(key, missing, seen, status.attempt_start_time)
         return asked.answer
 
-    async def _ask(self, key: Key, missing: Missing, seen: Observed, began: str | None) -> tuple[Reason, str] | None:
+    async def _ask(
+        self, key: Key, missing: Missing, seen: Observed, began: datetime | None
+    ) -> tuple[Reason, str] | None:
         if missing.pod and (taken := await find_taken(self._cluster, key.namespace, missing.pod, seen)):
             return Reason.NAME_TAKEN, taken
         try:

@@ -17,7 +17,7 @@ from grpo_operator.layout.topology import Job, Topology
 from grpo_operator.passes.jobs import Jobs
 from grpo_operator.runtime.applied import Applied, contains
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.kept import Key
 from grpo_operator.runtime.transport import Object
 
 

@@ -18,7 +18,7 @@ from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Job, Topology
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.runtime.deleted_pods import DeletedPods
-from grpo_operator.runtime.mirror import Key, Versions
+from grpo_operator.runtime.kept import Key, Versions
 from grpo_operator.runtime.rate_limits import PassIntervals, WriteRates, Writes
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress

@@ -15,7 +15,7 @@ from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.passes.jobs import Answers, Jobs, Round
 from grpo_operator.passes.progress_client import ProgressSource
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.kept import Key
 from grpo_spec.reports import Progress
 
 AT_ONCE = 256

@@ -7,7 +7,7 @@ import logging
 from grpo_operator.decide.plan import Obstacle, Plan
 from grpo_operator.passes.children import Changes
 from grpo_operator.passes.snapshot import Snapshot
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.kept import Key
 
 log = logging.getLogger(__name__)
 

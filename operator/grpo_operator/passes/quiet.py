@@ -13,7 +13,8 @@ from grpo_operator.decide.plan import Plan
 from grpo_operator.passes.jobs import Jobs, Quiet, Round
 from grpo_operator.passes.launchers import Launchers
 from grpo_operator.passes.snapshot import Snapshot
-from grpo_operator.runtime.mirror import Key, Mirror, Versions
+from grpo_operator.runtime.kept import Key, Versions
+from grpo_operator.runtime.mirror import Mirror
 
 LONGEST_SECONDS = 600.0
 """Seconds after which a quiet job has a whole pass nevertheless.

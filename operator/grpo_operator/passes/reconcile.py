@@ -7,18 +7,18 @@ again from what the other wrote.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from kubernetes.aio.client.exceptions import ApiException
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.pod_requests import PodRequests
-from grpo_operator.api.status import GRPOJobStatus, read_status
+from grpo_operator.api.status import read_status
+from grpo_operator.api.times import whole_seconds
 from grpo_operator.decide.attempts import is_about_to_begin, is_due, is_running_undisturbed, next_attempt
 from grpo_operator.decide.blame import has_unexplained_pods, seems_hung
 from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
@@ -29,13 +29,13 @@ from grpo_operator.decide.plan import Obstacle, Plan, plan
 from grpo_operator.decide.queueing import is_new
 from grpo_operator.decide.rescue import recovered, rescue
 from grpo_operator.decide.scaling import Scale
-from grpo_operator.decide.second_look import changes_course, news
+from grpo_operator.decide.second_look import changes_course
 from grpo_operator.layout.admission import Allowed
 from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.passes import kueue
-from grpo_operator.passes.children import ChildApplier, ChildDiff, error_note, gather_all, groups_to_stop
+from grpo_operator.passes.children import ChildApplier, ChildDiff, error_note, groups_to_stop
 from grpo_operator.passes.jobs import Jobs, Round
 from grpo_operator.passes.launchers import Launchers
 from grpo_operator.passes.pass_log import log_conflict, log_pass, log_quiet
@@ -43,10 +43,12 @@ from grpo_operator.passes.preflight import find_obstacle
 from grpo_operator.passes.quiet import QuietJobs
 from grpo_operator.passes.read_job import read_job
 from grpo_operator.passes.snapshot import Snapshot, SnapshotReader, children, is_ours
+from grpo_operator.passes.status_writer import StatusWriter
 from grpo_operator.runtime.applied import Applied
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ObstacleError, is_temporary, reason_of
-from grpo_operator.runtime.mirror import Key, Mirror, Versions
+from grpo_operator.runtime.kept import Key, Versions
+from grpo_operator.runtime.mirror import Mirror
 from grpo_operator.runtime.transport import Object
 from grpo_spec.reasons import Reason
 from grpo_spec.schema import dump
@@ -91,6 +93,7 @@ class Reconciler:
         self._snapshots = SnapshotReader(
             cluster, mirror, jobs, read_nodes=options.read_nodes, requests=options.requests, site=options.site
         )
+        self._statuses = StatusWriter(cluster, mirror, jobs, clock, instruments)
         self._options, self._quiet = options, QuietJobs(jobs, mirror, launchers)
         applied = Applied()
         self._diff = ChildDiff(applied, jobs, policies=options.network_policies)
@@ -138,7 +141,7 @@ class Reconciler:
                 begins, obstacle = True, await self._find_obstacle(seen)
             decided = self._plan(key, seen, obstacle)
             self._instruments.looked_again(confirmed=changes_course(seen.status, decided))
-        delay, written = await self._publish(key, seen.raw, seen.status, decided)
+        delay, written = await self._statuses.write(key, seen.raw, seen.status, decided)
         try:
             changes = self._diff.find(key, seen.job, seen.topology, seen.observed, decided)
             if changes or decided.queue or decided.download:
@@ -151,7 +154,7 @@ class Reconciler:
             if decided.scale is not None:
                 await self._scale(key, decided.scale, seen.now)
         finally:
-            await self._tell(seen.raw, decided if written else None, seen.now)
+            await self._statuses.emit(seen.raw, decided if written else None, seen.now)
         is_recorded = written or decided.status == seen.status
         self._jobs.of(key).deleted_pods.recorded(seen.observed.gone if is_recorded else ())
         if not any(group.statefulset in decided.limits for group in seen.topology.groups if group.most is None):
@@ -193,22 +196,6 @@ class Reconciler:
             least = self._jobs.intervals.seconds(runs=holds(seen.status, Condition.RUNNING))
             return plan(seen.job, seen.topology, seen.status, seen.observed, reports, seen.now, obstacle, least)
 
-    async def _publish(self, key: Key, raw: Object, old: GRPOJobStatus, decided: Plan) -> tuple[float | None, bool]:
-        """Write the status if it changed. Return the seconds until the next pass is due, and whether it was written."""
-        new, time = decided.status, asyncio.get_running_loop().time()
-        if new == old:
-            self._jobs.rates.settled(self._jobs.of(key).writes)
-            return decided.requeue_after, False
-        if (wait := self._jobs.rates.wait(self._jobs.of(key).writes, news(old, new), time)) > 0:
-            return min(wait, decided.requeue_after or wait), False
-        status = dump(new)
-        answer = await self._cluster.write_status(raw, status)
-        # As it was written: an older CRD drops fields, which would be written again in each pass, and never be known.
-        self._mirror.renew_job(answer | {"status": status})
-        self._jobs.rates.written(self._jobs.of(key).writes, time)
-        self._measure(key, raw, old, new)
-        return decided.requeue_after, True
-
     async def _download(self, seen: Snapshot, decided: Plan) -> None:
         """Create the Job that downloads, or delete it."""
         if decided.download.create:
@@ -218,31 +205,11 @@ class Reconciler:
         for child in decided.download.removals:
             await self._cluster.delete(child.kind, seen.job.namespace, child.name, child.uid)
 
-    async def _scale(self, key: Key, scale: Scale, now: str) -> None:
+    async def _scale(self, key: Key, scale: Scale, now: datetime) -> None:
         """Change the number of elastic engines in the spec; the next pass acts on it."""
         if (latest := self._mirror.job(key)) is not None:
             await self._cluster.scale(latest, scale.replicas)
             await self._cluster.emit(latest, kind="Normal", reason=Reason.SCALED, message=scale.message, now=now)
-
-    async def _tell(self, raw: Object, decided: Plan | None, now: str) -> None:
-        """Create the events of a plan whose status was written."""
-        events, metadata = decided.events if decided else (), raw["metadata"]
-        for event in events:
-            log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
-        await gather_all(
-            self._cluster.emit(raw, kind=one.type, reason=one.reason, message=one.message, now=now) for one in events
-        )
-
-    def _measure(self, key: Key, raw: Object, old: GRPOJobStatus, new: GRPOJobStatus) -> None:
-        self._instruments.status_written(key)
-        if new.restarts.total > old.restarts.total and new.last_failure is not None:
-            self._instruments.restarted(key.namespace, new.last_failure.reason)
-        if new.attempt != old.attempt:
-            created = datetime.fromisoformat(raw["metadata"]["creationTimestamp"])
-            # A job whose spec was changed before its first attempt (fixed, or resumed) waited for its user, not for the
-            # operator.
-            fresh = new.attempt == 0 and new.observed_generation == 1
-            self._instruments.attempt_begun(key, waited=(self._clock() - created).total_seconds() if fresh else None)
 
     def _follow(self, key: Key, seen: Snapshot, decided: Plan) -> Round | None:
         """Ask launchers again shortly before the next pass is due, while pods may answer. Return what is asked."""
@@ -282,8 +249,8 @@ class Reconciler:
         roles = {pod["metadata"]["name"]: labels_of(pod).get(names.LABEL_ROLE, "") for pod in pods}
         there = (*observed.pods, *observed.environment_pods)
         decided = rescue(job, status, {name: roles[name] for name in there}, _say(error), now)
-        _, written = await self._publish(key, raw, status, decided)
-        await self._tell(raw, decided if written else None, now)
+        _, written = await self._statuses.write(key, raw, status, decided)
+        await self._statuses.emit(raw, decided if written else None, now)
         await self._applier.stop(job, groups_to_stop(observed.children, decided.mode))
 
     async def _recover(self, key: Key, seen: Snapshot) -> None:
@@ -292,8 +259,8 @@ class Reconciler:
             status = recovered(seen.job, read_status(latest.get("status")), seen.now)
             self._mirror.renew_job(await self._cluster.write_status(latest, dump(status)))
 
-    def _now(self) -> str:
-        return self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    def _now(self) -> datetime:
+        return whole_seconds(self._clock())
 
 
 def _begins(seen: Snapshot) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from grpo_operator.api import names
@@ -13,6 +13,7 @@ from grpo_operator.api.site import REQUIRED, Layers
 from grpo_operator.api.site_objects import find_fault, layer
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.stored_spec import read_spec
+from grpo_operator.api.times import rfc3339, whole_seconds
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.complaints import Complaints
 from grpo_operator.runtime.errors import ConflictError
@@ -95,7 +96,7 @@ class Judge:
 
     async def _judge(self, raw: Object) -> None:
         fault, metadata = find_fault(mapping(raw.get("spec"))), raw["metadata"]
-        now = self._clock().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = whole_seconds(self._clock())
         status, reason = ("False", Reason.INVALID_SPEC) if fault else ("True", Reason.VALID)
         message = fault or "jobs that begin from now on have these values"
         # Not a fault: where these values break a rule, a job may set the one that is missing.
@@ -112,7 +113,7 @@ class Judge:
         if {name: one for name, one in old.items() if name != "lastTransitionTime"} == new:
             return
         since = old.get("lastTransitionTime") if old.get("status") == status else None
-        conditions = [new | {"lastTransitionTime": since or now}]
+        conditions = [new | {"lastTransitionTime": since or rfc3339(now)}]
         await self._cluster.patch_status(raw["kind"], metadata, {"conditions": conditions})
         if fault and old.get("message") != fault:
             await self._cluster.emit(raw, kind="Warning", reason=reason, message=fault, now=now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from grpo_operator.api import names
 from grpo_operator.api.pod_requests import PodRequests
@@ -34,7 +35,8 @@ from grpo_operator.passes.read_job import queue_label, read_job
 from grpo_operator.passes.site import read_layers
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ForbiddenError, ObstacleError
-from grpo_operator.runtime.mirror import Key, Mirror
+from grpo_operator.runtime.kept import Key
+from grpo_operator.runtime.mirror import Mirror
 from grpo_operator.runtime.transport import Object
 
 NODE_SECONDS = 2.0
@@ -50,7 +52,7 @@ class Snapshot:
     job: Job
     topology: Topology
     observed: Observed
-    now: str
+    now: datetime
 
 
 class SnapshotReader:
@@ -75,7 +77,7 @@ class SnapshotReader:
         self._nodes: dict[str, tuple[float, Object | None]] = {}
         self._absent = AbsentPods(cluster, jobs)
 
-    async def mirrored(self, key: Key, raw: Object, now: str) -> Snapshot:
+    async def mirrored(self, key: Key, raw: Object, now: datetime) -> Snapshot:
         """Return what the mirror shows; `raw` is the job there."""
         return await self._snapshot(key, raw, self._mirror.pods(key), now, NODE_SECONDS)
 
@@ -109,7 +111,7 @@ class SnapshotReader:
         return raw
 
     async def _snapshot(
-        self, key: Key, raw: Object, pods: list[tuple[str, ObservedPod]], now: str, age: float
+        self, key: Key, raw: Object, pods: list[tuple[str, ObservedPod]], now: datetime, age: float
     ) -> Snapshot:
         status = read_status(raw.get("status"))
         layers = await self._layers(key, status)
@@ -152,7 +154,7 @@ class SnapshotReader:
         return job, topology
 
     async def _observe(
-        self, key: Key, status: GRPOJobStatus, pods: list[tuple[str, ObservedPod]], now: str, age: float
+        self, key: Key, status: GRPOJobStatus, pods: list[tuple[str, ObservedPod]], now: datetime, age: float
     ) -> Observed:
         others = self._mirror.others(key)
         others += await self._missing_sets(key, pods, others)

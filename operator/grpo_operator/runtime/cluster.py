@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any
 
 import aiohttp
@@ -291,7 +292,7 @@ class Cluster:
                 raise ConflictError(reason_of(error)) from error
             raise
 
-    async def emit(self, about: Object, *, kind: str, reason: str, message: str, now: str) -> None:
+    async def emit(self, about: Object, *, kind: str, reason: str, message: str, now: datetime) -> None:
         """Create an event about a job, or what a site sets. A failure is only logged: the status says the same."""
         metadata = about["metadata"]
         regarding = {
@@ -304,7 +305,7 @@ class Cluster:
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"generateName": f"{metadata['name']}-", "namespace": namespace},
-            "eventTime": now.replace("Z", ".000000Z"),
+            "eventTime": now.isoformat(timespec="microseconds"),
             "action": "Reconcile",
             "reason": reason,
             "note": clip(message, 1024),  # the API server's limit, in bytes

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from datetime import datetime
 
-from grpo_operator.decide.lifecycle import after
+from grpo_operator.api.times import after
 from grpo_operator.decide.observed_pod import ObservedPod
 
 PATIENCE_SECONDS = 2.0
@@ -41,7 +42,7 @@ class DeletedPods:
         """Yield the final states."""
         return iter([pod for _, pod in self._pods.values()])
 
-    def seen(self, now: str) -> list[ObservedPod]:
+    def seen(self, now: datetime) -> list[ObservedPod]:
         """Return the final states with the times when the pods were gone, by the clock that shows `now`."""
         elapsed = self._clock()
         return [replace(pod, gone_at=after(now, at - elapsed)) for at, pod in self._pods.values()]

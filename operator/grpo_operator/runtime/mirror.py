@@ -11,68 +11,19 @@ that come late, twice, or after the answer to the operator's own write are recog
 from __future__ import annotations
 
 import asyncio
-import pickle
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.decide.objects import labelled_job, owner_of
-from grpo_operator.decide.observe import Child, read_child
-from grpo_operator.decide.observed_pod import ObservedPod, read_pod
+from grpo_operator.decide.observe import Child
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.runtime.errors import ObstacleError
+from grpo_operator.runtime.kept import Kept, KeptJob, Key, Object, Place, Versions, place_of, version_of
 from grpo_operator.runtime.scopes import Scope
-from grpo_spec.lenient import mapping, text
-
-Object = Mapping[str, Any]
-Place = tuple[str, str]
-"""Namespace and name."""
-Versions = tuple[int, ...]
-"""Equal only while a job is, and what decisions need of its children: versions grow with every change, and none comes
-twice.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A job by its UID: a job recreated under the same name is another job."""
-
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 class DisorderError(Exception):
     """A watch sends events out of order: list again."""
-
-
-@dataclass(slots=True)
-class _Kept:
-    """An object: its version, the name of its job by its label, the UID of its job (of a pod by its label, else of its
-    owner), what decisions need of it, and the version that first showed that: others change their status all the time.
-    """
-
-    version: int
-    job: str
-    job_uid: str
-    value: ObservedPod | Child
-    since: int
-
-    def is_same(self, other: _Kept) -> bool:
-        """Whether both are states of one object, under one job's name."""
-        return (self.job, self.value.uid) == (other.job, other.value.uid)
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A job: its version, which one it is, and the object, as bytes (`Child.packed` says why)."""
-
-    version: int
-    key: Key
-    pickled: bytes  # not marshalled as children are: a user's fields may be nested deeper than that follows
 
 
 class Mirror:
@@ -93,9 +44,9 @@ class Mirror:
         self._wake, self._pod_deleted, self._job_seen, self._job_gone = wake, pod_deleted, job_seen, job_gone
         self.scopes = list(scopes)
         self.synced = asyncio.Event()
-        self._objects: dict[str, dict[Place, _Kept]] = {scope.kind: {} for scope in self.scopes}
+        self._objects: dict[str, dict[Place, Kept]] = {scope.kind: {} for scope in self.scopes}
         self._of_jobs: dict[tuple[str, str], set[tuple[str, str]]] = {}
-        self._jobs: dict[Place, _Job] = {}
+        self._jobs: dict[Place, KeptJob] = {}
 
     def count(self) -> dict[str, int]:
         """Return the number of objects of each kind."""
@@ -105,7 +56,7 @@ class Mirror:
 
     def job(self, key: Key) -> dict[str, Any] | None:
         """Return a job as last seen, or None."""
-        return pickle.loads(self._jobs[_where(key)].pickled) if self._has(key) else None
+        return self._jobs[key.place].raw if self._has(key) else None
 
     def versions(self, key: Key) -> Versions | None:
         """Return the versions of a job and of what decisions need of the children that carry its label; None if the job
@@ -113,18 +64,18 @@ class Mirror:
         """
         if not self._has(key):
             return None
-        return self._jobs[_where(key)].version, *(kept.since for kept in self._children(key))
+        return self._jobs[key.place].version, *(kept.since for kept in self._children(key))
 
     def _has(self, key: Key) -> bool:
-        return (kept := self._jobs.get(_where(key))) is not None and kept.key == key
+        return (kept := self._jobs.get(key.place)) is not None and kept.key == key
 
     def keep_job(self, raw: Object) -> bool:
         """Keep a job as just seen, unless a newer state of it is known. Return whether it was news."""
-        key, version = _key(raw), _version(raw)
-        old = self._jobs.get(_where(key))
+        key, version = Key.of(raw), version_of(raw)
+        old = self._jobs.get(key.place)
         if old is not None and old.version >= version:
             return False
-        self._jobs[_where(key)] = _Job(version, key, pickle.dumps(_trimmed(raw)))
+        self._jobs[key.place] = KeptJob.read(raw)
         if old is not None and old.key != key:  # its deletion was not seen, and will not be
             self._job_gone(old.key)
             self._wake(old.key)
@@ -133,13 +84,13 @@ class Mirror:
 
     def renew_job(self, raw: Object) -> None:
         """Keep a job as the API server answered, unless its deletion was seen meanwhile."""
-        if self._has(_key(raw)):
+        if self._has(Key.of(raw)):
             self.keep_job(raw)
 
     def drop_job(self, key: Key) -> None:
         """Forget a job that no longer exists; not another one of its name."""
         if self._has(key):
-            del self._jobs[_where(key)]
+            del self._jobs[key.place]
             self._job_gone(key)
 
     def job_keys(self) -> list[Key]:
@@ -150,9 +101,9 @@ class Mirror:
         """Take in a part of a list of jobs. Return their places."""
         found = set()
         for raw in jobs:
-            found.add(_place(raw))
+            found.add(place_of(raw))
             if self.keep_job(raw):
-                self._wake(_key(raw))
+                self._wake(Key.of(raw))
         return found
 
     def end_list_of_jobs(self, namespace: str | None, found: Collection[Place], version: str) -> None:
@@ -176,14 +127,14 @@ class Mirror:
         """Return the other objects that carry the job's label, each after the UID of its owner."""
         return [(kept.job_uid, kept.value) for kept in self._children(key) if isinstance(kept.value, Child)]
 
-    def _children(self, key: Key) -> Iterable[_Kept]:
+    def _children(self, key: Key) -> Iterable[Kept]:
         places = self._of_jobs.get((key.namespace, key.name), ())
         return [self._objects[kind][key.namespace, name] for kind, name in sorted(places)]
 
     def keep(self, raw: Object) -> None:
         """Keep a child as the API server answered a write, unless its watch has shown this version or a later one."""
-        scope = self.scope(raw["kind"], _place(raw)[0])
-        if scope is not None and _version(raw) > scope.version:
+        scope = self.scope(raw["kind"], place_of(raw)[0])
+        if scope is not None and version_of(raw) > scope.version:
             self._put(scope.kind, raw)
 
     def changed(self, scope: Scope, event: str, raw: Object) -> None:
@@ -192,15 +143,15 @@ class Mirror:
         Raises DisorderError if the event is older than one before and not just a repetition: what happened between them
         is not known.
         """
-        version = _version(raw)
+        version = version_of(raw)
         if event == "BOOKMARK":
             scope.version = max(scope.version, version)
             return
-        kept = self._objects[scope.kind].get(_place(raw))
+        kept = self._objects[scope.kind].get(place_of(raw))
         if kept is not None and kept.version >= version:
             return
         if version <= scope.version:
-            raise DisorderError(f"{event} {_place(raw)} at version {version} after version {scope.version}")
+            raise DisorderError(f"{event} {place_of(raw)} at version {version} after version {scope.version}")
         scope.version = version
         if event == "DELETED":
             self._remove(scope.kind, raw)
@@ -211,7 +162,7 @@ class Mirror:
         """Take in a part of a list of the scope. Return the places of its objects."""
         found = set()
         for raw in objects:
-            found.add(_place(raw))
+            found.add(place_of(raw))
             self._put(scope.kind, raw)
         return found
 
@@ -238,11 +189,11 @@ class Mirror:
             self.synced.set()
 
     def _put(self, kind: str, raw: Object) -> None:
-        place = _place(raw)
+        place = place_of(raw)
         old = self._objects[kind].get(place)
-        if old is not None and old.version >= _version(raw):
+        if old is not None and old.version >= version_of(raw):
             return
-        new = _read(kind, raw)
+        new = Kept.read(kind, raw)
         if old is not None and not old.is_same(new):
             self._forget(kind, place)
             old = None
@@ -256,7 +207,7 @@ class Mirror:
 
     def _remove(self, kind: str, raw: Object) -> None:
         """Remove an object of which a watch showed the final state."""
-        place, final = _place(raw), _read(kind, raw)
+        place, final = place_of(raw), Kept.read(kind, raw)
         if (old := self._objects[kind].get(place)) is not None:
             if not old.is_same(final):
                 self._forget(kind, place)
@@ -279,7 +230,7 @@ class Mirror:
         if not linked:
             self._of_jobs.pop((place[0], job), None)
 
-    def _tell_end(self, namespace: str, kept: _Kept) -> None:
+    def _tell_end(self, namespace: str, kept: Kept) -> None:
         key = Key(namespace, kept.job, kept.job_uid)
         if isinstance(kept.value, ObservedPod) and self._has(key):
             self._pod_deleted(key, kept.value)
@@ -288,31 +239,3 @@ class Mirror:
         """Wake the job of this name that exists now: it may wait until the objects of an earlier one are gone."""
         if (kept := self._jobs.get((namespace, job))) is not None:
             self._wake(kept.key)
-
-
-def _read(kind: str, raw: Object) -> _Kept:
-    job, version = text(mapping(raw["metadata"].get("labels")).get(names.LABEL_JOB)), _version(raw)
-    if kind == "Pod":
-        return _Kept(version, job, labelled_job(raw), read_pod(raw), since=version)
-    return _Kept(version, job, owner_of(raw), read_child(kind, raw), since=version)
-
-
-def _key(job: Object) -> Key:
-    return Key(*_place(job), job["metadata"]["uid"])
-
-
-def _where(key: Key) -> Place:
-    return key.namespace, key.name
-
-
-def _version(raw: Object) -> int:
-    return int(raw["metadata"]["resourceVersion"])
-
-
-def _place(raw: Object) -> Place:
-    return raw["metadata"]["namespace"], raw["metadata"]["name"]
-
-
-def _trimmed(raw: Object) -> dict[str, Any]:
-    metadata = {name: value for name, value in raw["metadata"].items() if name != "managedFields"}
-    return {**raw, "metadata": metadata}

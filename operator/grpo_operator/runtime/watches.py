@@ -24,7 +24,8 @@ from grpo_operator.api import names
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.runtime.complaints import Complaints
 from grpo_operator.runtime.errors import Expected, ForbiddenError, ObstacleError, expected, reason_of
-from grpo_operator.runtime.mirror import DisorderError, Mirror, Place
+from grpo_operator.runtime.kept import Place
+from grpo_operator.runtime.mirror import DisorderError, Mirror
 from grpo_operator.runtime.scopes import Scope
 from grpo_spec.reasons import Reason
 

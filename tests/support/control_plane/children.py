@@ -6,7 +6,7 @@ from grpo_operator.api import names
 from grpo_operator.decide.objects import labelled_job, owner_of
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.kept import Key
 from support.control_plane.memory_store import Change, Object, Selection, Store
 
 MANAGED = ((names.LABEL_MANAGED_BY, names.MANAGER),)

@@ -4,7 +4,8 @@ import asyncio
 
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.mirror import Key, Mirror
+from grpo_operator.runtime.kept import Key
+from grpo_operator.runtime.mirror import Mirror
 from grpo_operator.runtime.scopes import Scope
 from grpo_operator.runtime.watches import Watches
 from support.control_plane.children import truth

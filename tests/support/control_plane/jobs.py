@@ -1,5 +1,6 @@
 """Jobs and observed pods for unit tests of the operator."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from grpo_operator.api.spec import parse_spec
@@ -8,7 +9,7 @@ from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.layout.topology import Job, Topology, plan_topology
 
-NOW = "2026-01-01T00:00:00Z"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def pod(
     )
 
 
-def ended(exit_code: int, reason: str = "Done", at: str = NOW) -> MemberOutcome:
+def ended(exit_code: int, reason: str = "Done", at: datetime = NOW) -> MemberOutcome:
     """Return the outcome of a pod that ended."""
     return MemberOutcome(exit_code=exit_code, reason=reason, message=f"said {reason}", finished_at=at)
 
@@ -61,7 +62,7 @@ def ended(exit_code: int, reason: str = "Done", at: str = NOW) -> MemberOutcome:
 def observed(
     *pods: ObservedPod,
     foreign: tuple[str, ...] = (),
-    lost_nodes: dict[str, str] | None = None,
+    lost_nodes: dict[str, datetime] | None = None,
     absent_nodes: frozenset[str] = frozenset(),
     ready_nodes: frozenset[str] = frozenset(),
 ) -> Observed:

@@ -4,8 +4,8 @@ from typing import Any
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import after
 from grpo_operator.decide.conditions import find
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Plan, plan
 from grpo_spec.reports import ExitCode, Progress

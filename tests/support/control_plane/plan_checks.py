@@ -6,13 +6,15 @@ The status is true, settles, and changes as it may.
 from __future__ import annotations
 
 import traceback
+from datetime import datetime
 from typing import Any
 from unittest import mock
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import seconds_between
 from grpo_operator.decide.attempts import is_about_to_begin, is_between_attempts
-from grpo_operator.decide.blame import Reports, seconds_between
+from grpo_operator.decide.blame import Reports
 from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.plan import Plan, plan
@@ -49,7 +51,7 @@ class PlanChecks:
         old: GRPOJobStatus,
         observed: Observed,
         reports: Reports,
-        now: str,
+        now: datetime,
         *rest: Any,
     ) -> Plan:
         master = observed.pods.get(topology.members[0].pod)

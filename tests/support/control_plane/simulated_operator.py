@@ -17,7 +17,7 @@ from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.passes.reconcile import PassOptions
 from grpo_operator.program import Program
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.kept import Key
 from grpo_operator.runtime.scopes import scopes
 from support.control_plane.memory_api import MemoryApi, Request
 from support.control_plane.memory_store import Object, Selection

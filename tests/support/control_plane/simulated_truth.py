@@ -7,6 +7,7 @@ from collections import Counter
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, read_status
+from grpo_operator.api.times import known_time
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import find, is_terminal, keeps_pods, rests
 from grpo_operator.decide.objects import controller_of, labels_of
@@ -113,7 +114,8 @@ class Truth:
             return
         member = next((m for m in status.members if m.uid == pod["metadata"]["uid"]), None)
         is_old = not runs or pod["metadata"]["labels"][names.LABEL_ATTEMPT] != str(status.created_for)
-        is_replaced = member is not None and member.replacing and (member.replace_time or "") <= self._store.time()
+        now = known_time(self._store.time())
+        is_replaced = member is not None and member.replacing and (member.replace_time or now) <= now
         self._must(is_old or is_given_up or is_replaced, f"{request} deletes a pod of the attempt")
 
     def _changed(self, change: Change) -> None:

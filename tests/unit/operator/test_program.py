@@ -10,7 +10,7 @@ from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.passes.reconcile import PassOptions
 from grpo_operator.program import Program
 from grpo_operator.runtime.cluster import Cluster
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.kept import Key
 from support.control_plane.children import bare_job
 from support.control_plane.jobs import pod
 from support.control_plane.memory_api import MemoryApi

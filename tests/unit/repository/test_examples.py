@@ -5,6 +5,7 @@ claims and train one task, and README shows one of them. Later examples bring al
 import json
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import reduce
 
 import pytest
@@ -27,7 +28,7 @@ from grpo_workload.capacity.shapes import Models
 from support.documents import blocks
 from support.paths import EXAMPLES, ROOT
 
-NOW = "2026-01-01T00:00:00Z"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 # file: number of ranks, ranks of each pod, (tensor parallel size, devices) of each engine, ranks that send weights
 EXPECTED = {

@@ -1,4 +1,4 @@
-"""Asserts that mypy refuses edits of a copy of the tree: a name or a type that a status does not have."""
+"""Asserts that mypy refuses edits of a copy of the tree: fields and types that no status has, and times as texts."""
 
 import os
 import re
@@ -27,11 +27,24 @@ EDITS = {
         "replaced=True",
         'Unexpected keyword argument "replaced" for overloaded function "edit"',
     ),
+    "lifecycle.py": (
+        "completion_time=draft.now",
+        "completion_time=str(draft.now)",
+        'Argument "completion_time" to "update" of "Draft" has incompatible type "str"; expected "datetime | None"',
+    ),
+    "downloading.py": ("time=now", "time=str(now)", 'Argument "time" to "Failure" has incompatible type "str"'),
+    "observe.py": (
+        'known_time(ready.get("lastTransitionTime"))',
+        'str(ready.get("lastTransitionTime"))',
+        'Incompatible return value type (got "str | datetime | None", expected "datetime | None")',
+    ),
 }
 """For each file, what is edited, and what mypy says of it."""
 
 
-def test_a_misspelt_field_of_a_status_or_one_of_another_type_is_refused(tmp_path: Path) -> None:
+def test_a_misspelt_field_of_a_status_one_of_another_type_and_a_time_as_a_text_are_refused(
+    tmp_path: Path,
+) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for package in ("spec", "operator"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))

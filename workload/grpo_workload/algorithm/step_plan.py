@@ -103,7 +103,9 @@ class Plan:
 def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig, *, shares_prompts: bool = False) -> Plan:
     """Plan the training on completions `facts[rank][index]`; with `shares_prompts`, some are fed their prompt once."""
     num_tokens = sum(fact.tokens for own in facts for fact in own if _in_loss(fact, training))
-    max_sequences = training.per_device_train_batch_size or max(1, sum(map(len, facts)))
+    # Without a limit of the user's, a micro-batch may have all sequences of the step.
+    sequences = sum(len(fact.lengths) for own in facts for fact in own)
+    max_sequences = training.per_device_train_batch_size or max(1, sequences)
     shares = spread(
         [
             units(
@@ -124,7 +126,7 @@ def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig, *, shares_pr
     )
     num_sequences = sum(not fact.is_lost for own in facts for fact in own)
     scale = LossScale(num_sequences=max(1, num_sequences), num_tokens=num_tokens)
-    return Plan(scale=scale, bins=[_pack(share, training) for share in shares])
+    return Plan(scale=scale, bins=[_pack(share, training.micro_batch_tokens, max_sequences) for share in shares])
 
 
 def spread(shares: Sequence[Sequence[Unit]]) -> list[list[Unit]]:
@@ -159,15 +161,9 @@ def _helps(unit: Unit, gap: int) -> bool:
     return len(unit.pieces) > 1 and max(half.tokens for half in unit.halves()) < gap
 
 
-def _pack(share: Sequence[Unit], training: TrainingConfig) -> list[list[Piece]]:
-    counts = [len(unit.pieces) for unit in share]
-    max_sequences = training.per_device_train_batch_size or max(1, sum(counts))
-    bins = pack(
-        [unit.size for unit in share],
-        max_tokens=training.micro_batch_tokens,
-        max_sequences=max_sequences,
-        counts=counts,
-    )
+def _pack(share: Sequence[Unit], max_tokens: int, max_sequences: int) -> list[list[Piece]]:
+    sizes, counts = [unit.size for unit in share], [len(unit.pieces) for unit in share]
+    bins = pack(sizes, max_tokens=max_tokens, max_sequences=max_sequences, counts=counts)
     return [[piece for index in indices for piece in share[index].pieces] for indices in bins]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.names import Condition
+from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.absent import Missing, explain, find_missing
 from grpo_operator.decide.conditions import find
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.plan import plan
 from grpo_operator.decide.second_look import News, news
@@ -28,7 +28,7 @@ def a_set(name: str, replicas: int = 1) -> Child:
 
 def event(note: str, at: str = NOW, **more: Any) -> dict[str, Any]:
     """Return an event as its controller writes it."""
-    return {"note": note, "deprecatedLastTimestamp": at, "eventTime": None, **more}
+    return {"note": note, "deprecatedLastTimestamp": rfc3339(at), "eventTime": None, **more}
 
 
 def test_only_pods_that_a_set_should_have_created_are_missing() -> None:
@@ -58,7 +58,7 @@ def test_the_words_are_those_of_the_cluster(note: str, reason: Reason, words: st
 
 
 def test_the_newest_refusal_of_the_attempt_is_quoted_and_none_of_earlier_ones() -> None:
-    missing, series = Missing(B, a_set("job-b")), {"series": {"lastObservedTime": after(NOW, 9)}}
+    missing, series = Missing(B, a_set("job-b")), {"series": {"lastObservedTime": rfc3339(after(NOW, 9))}}
     events = [
         event("late", **series),
         event("early", after(NOW, 5)),

@@ -6,8 +6,8 @@ from typing import Any
 
 from grpo_operator.api.names import LABEL_JOB, LABEL_JOB_UID, Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.conditions import find, holds
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.objects import owner_of
 from grpo_operator.decide.observe import Observed, observe, read_child, read_pods
 from grpo_operator.decide.plan import Deletion, Mode, plan
@@ -63,7 +63,9 @@ def test_what_an_earlier_job_of_the_name_abandoned_is_deleted() -> None:
         ],
         others=[
             _made("Service", "left", ("GRPOJob", "job", "earlier")),
-            _made("ConfigMap", "ending", ("GRPOJob", "job", "earlier"), deletionTimestamp=NOW, finalizers=[HOLD]),
+            _made(
+                "ConfigMap", "ending", ("GRPOJob", "job", "earlier"), deletionTimestamp=rfc3339(NOW), finalizers=[HOLD]
+            ),
             _made("ConfigMap", "orphan", None),
             _made("StatefulSet", "of-another", ("GRPOJob", "other", "earlier")),
         ],
@@ -101,7 +103,7 @@ def test_a_child_that_a_finalizer_holds_is_named() -> None:
     case = Case()
     pods = case.see_all_ready()
     ours = ("GRPOJob", "job", "uid")
-    held = _seen([], [_made("ConfigMap", "job-7", ours, deletionTimestamp=NOW, finalizers=[HOLD])]).children
+    held = _seen([], [_made("ConfigMap", "job-7", ours, deletionTimestamp=rfc3339(NOW), finalizers=[HOLD])]).children
     seen = replace(observed(*pods), children=held)
     said = find(plan(case.job, case.topology, case.status, seen, {}, NOW).status, Condition.RUNNING)
     assert (said.status, said.reason) == ("True", "AllRanksRunning")
@@ -224,7 +226,7 @@ def test_what_keeps_the_pods_that_are_left_is_said_of_a_suspension_and_of_a_rest
     case.see(silent, at=150, absent_nodes=frozenset({"far"}), **lost)
     assert case.message(Condition.SUSPENDED) == f"1 pods are saving and ending: {B} (its node far no longer exists)"
     case.see(replace(silent, node="near"), at=150)
-    late = f"on node near, it did not end with its grace period at {after(NOW, 40)}"
+    late = f"on node near, it did not end with its grace period at {rfc3339(after(NOW, 40))}"
     assert case.message(Condition.SUSPENDED) == f"1 pods are saving and ending: {B} ({late})"
 
     case = Case(failurePolicy={"backoffSeconds": 100})

@@ -6,8 +6,8 @@ import pytest
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import Disruption
+from grpo_operator.api.times import after
 from grpo_operator.decide.conditions import find, holds, is_terminal
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, ended, pod

@@ -8,11 +8,10 @@ from typing import Any
 from grpo_operator.api.names import Condition
 from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import after, rfc3339, seconds_between
 from grpo_operator.decide.attempts import is_about_to_begin
-from grpo_operator.decide.blame import seconds_between
 from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.deletions import Deletion
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Child, nodes_to_check, read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
@@ -108,7 +107,10 @@ def test_a_try_that_fails_waits_as_a_restart_does_counts_nothing_and_says_when_t
         waits.append(seconds_between(after(NOW, now), tries.retry_time))
         assert not failed.download, "its pod's log can be read until then"
         assert case.message(Condition.SCHEDULED).startswith("no GPU is asked for yet; failed ")
-        assert f"tried again at {tries.retry_time}: download pod job-download-x on node" in case.status.summary.message
+        assert (
+            f"tried again at {rfc3339(tries.retry_time)}: download pod job-download-x on node"
+            in case.status.summary.message
+        )
         assert ("Warning", "DownloadFailed") in [(one.type, one.reason) for one in failed.events]
         assert case.look(at=now + 1).events == ()
         assert failed.requeue_after is not None

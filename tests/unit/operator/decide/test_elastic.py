@@ -10,8 +10,7 @@ import pytest
 from grpo_operator.api.names import Condition
 from grpo_operator.api.progress_status import ProgressStatus
 from grpo_operator.api.status import Disruption
-from grpo_operator.decide.blame import seconds_between
-from grpo_operator.decide.lifecycle import after
+from grpo_operator.api.times import after, rfc3339, seconds_between
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode
 from grpo_operator.layout.contracts import make_contract
@@ -155,7 +154,7 @@ def test_an_elastic_engine_that_fails_again_and_again_is_replaced_ever_later_and
         assert "the job does not need it" in plan.events[0].message
         assert ("on other nodes than node if possible" in plan.events[0].message) == (number > 0)
         due = next(one.replace_time for one in case.status.members if one.pod == "job-gen-1")
-        assert f"job-gen-1 on node node: EngineDied: said EngineDied; it is replaced at {due}" in case.message(
+        assert f"job-gen-1 on node node: EngineDied: said EngineDied; it is replaced at {rfc3339(due)}" in case.message(
             Condition.RUNNING
         )
         waits.append(seconds_between(after(NOW, at), due))

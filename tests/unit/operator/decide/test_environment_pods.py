@@ -11,10 +11,10 @@ from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.stored_spec import read_spec
+from grpo_operator.api.times import after
 from grpo_operator.decide.absent import find_missing
 from grpo_operator.decide.deletions import find_deletions, find_left
 from grpo_operator.decide.edits import edit
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import observe, read_child, read_pods
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan

@@ -8,8 +8,8 @@ import pytest
 
 from grpo_operator.api.names import Condition, contract_name
 from grpo_operator.api.status import Admission, Disruption
+from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.conditions import find, keeps_pods
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Child, pack
 from grpo_operator.decide.observed_pod import Ending, ObservedPod, read_pod
 from grpo_operator.decide.plan import Mode, Obstacle, plan
@@ -240,7 +240,7 @@ def test_the_default_recreates_all_pods() -> None:
 def test_the_newest_end_of_a_container_is_read_beside_the_one_before() -> None:
     def terminated(attempt: int, message: str) -> dict[str, object]:
         said = Outcome(attempt=attempt, exit_code=ExitCode.RANK_FAILED, reason="RankFailed", message=message)
-        return {"terminated": {"exitCode": 70, "finishedAt": NOW, "message": said.to_message()}}
+        return {"terminated": {"exitCode": 70, "finishedAt": rfc3339(NOW), "message": said.to_message()}}
 
     raw = {
         "metadata": {

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.names import Condition
+from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.deletions import HELD_SECONDS, Deletion
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import NOW, pod
@@ -23,8 +23,9 @@ def test_pods_of_a_lost_node_are_deleted_by_force_and_the_next_attempt_prefers_o
     assert case.status.phase != "Restarting"
     assert case.status.summary.reason == "NodeNotReady"
     message = case.status.summary.message
-    assert f"node node has not been ready since {since['node']}; its pods: {B}" in message
-    assert f"the job gives up its pods and restarts at {after(NOW, 70)} (failurePolicy.nodeLostSeconds)" in message
+    assert f"node node has not been ready since {rfc3339(since['node'])}; its pods: {B}" in message
+    until = rfc3339(after(NOW, 70))
+    assert f"the job gives up its pods and restarts at {until} (failurePolicy.nodeLostSeconds)" in message
     assert [e.reason for e in waits.events] == ["NodeNotReady"]
     assert case.see(pods[0], silent, at=61, lost_nodes=since).status == waits.status, "nothing new to write"
     case.see(pods[0], silent, at=70, lost_nodes=since)
@@ -96,7 +97,7 @@ def test_a_pod_that_does_not_end_is_named_once_with_what_holds_it_and_the_deadli
     assert event.type == "Warning"
     assert f"pod {B} on node node did not end with its grace period" in event.message
     assert "its container has not ended" in event.message
-    assert f"deleted by force at {after(NOW, 300 + HELD_SECONDS)}" in event.message
+    assert f"deleted by force at {rfc3339(after(NOW, 300 + HELD_SECONDS))}" in event.message
     again = case.see(stuck, at=363)
     assert not again.events
     assert case.message(Condition.SCHEDULED) == event.message
@@ -111,7 +112,7 @@ def test_a_pod_that_does_not_end_is_named_once_with_what_holds_it_and_the_deadli
     ],
 )
 def test_what_holds_a_pod_is_read_from_it(metadata: dict[str, Any], state: dict[str, Any], says: str) -> None:
-    named = {"name": B, "uid": "u", "labels": {}, "deletionTimestamp": NOW}
+    named = {"name": B, "uid": "u", "labels": {}, "deletionTimestamp": rfc3339(NOW)}
     read = read_pod({"metadata": named | metadata, "status": {"containerStatuses": [{"name": "grpo", "state": state}]}})
     assert says in read.held_by
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, PlacementStatus
-from grpo_operator.decide.blame import seconds_between
+from grpo_operator.api.times import after, seconds_between
 from grpo_operator.decide.conditions import Draft
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.next_pass import CALM_SECONDS, POLL_SECONDS, is_quiet
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.placement import ends

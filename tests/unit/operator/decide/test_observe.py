@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.deletions import find_left
 from grpo_operator.decide.objects import was_applied
 from grpo_operator.decide.observe import lost_since, pack, read_child
@@ -40,15 +41,16 @@ def test_a_node_is_lost_since_it_is_not_ready_or_is_gone() -> None:
     def node(ready: str, **more: str) -> dict[str, Any]:
         return {"status": {"conditions": [{"type": "Ready", "status": ready, **more}]}}
 
-    assert lost_since(node("True", lastTransitionTime="2025-12-31T00:00:00Z"), NOW) is None
-    assert lost_since(node("Unknown", lastTransitionTime="2025-12-31T00:00:00Z"), NOW) == "2025-12-31T00:00:00Z"
+    before = after(NOW, -60)
+    assert lost_since(node("True", lastTransitionTime=rfc3339(before)), NOW) is None
+    assert lost_since(node("Unknown", lastTransitionTime=rfc3339(before)), NOW) == before
     assert lost_since(node("False"), NOW) == NOW
     assert lost_since(None, NOW) == NOW
 
 
 def test_what_a_pod_says_has_bounds() -> None:
     """Those of the status's schema, of which the API server would refuse the whole status."""
-    terminated = {"exitCode": 1, "reason": "r" * 999, "message": "m" * 9999, "finishedAt": NOW}
+    terminated = {"exitCode": 1, "reason": "r" * 999, "message": "m" * 9999, "finishedAt": rfc3339(NOW)}
     status = {
         "podIP": "10.0.0.7",
         "containerStatuses": [{"name": "grpo", "state": {"terminated": terminated}}],

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import read_spec
+from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.attempts import is_about_to_begin
 from grpo_operator.decide.conditions import find, holds, is_terminal, rests
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Observed, lost_since, observe, read_child, read_pods
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.decide.rescue import rescue
@@ -68,7 +68,7 @@ def changed(draw: st.DrawFn, value: Any, most: int = 3) -> Any:
 
 def raw_pod(name: str, outcome: str | None = None) -> dict[str, Any]:
     """Return a pod as the API server shows it; `outcome` is its termination message."""
-    ended = {"terminated": {"exitCode": 70, "message": outcome, "finishedAt": NOW, "reason": "Error"}}
+    ended = {"terminated": {"exitCode": 70, "message": outcome, "finishedAt": rfc3339(NOW), "reason": "Error"}}
     return {
         "metadata": {
             "name": name,
@@ -85,7 +85,7 @@ def raw_pod(name: str, outcome: str | None = None) -> dict[str, Any]:
             "podIP": "10.0.0.1",
             "conditions": [
                 {"type": "Ready", "status": "False" if outcome else "True"},
-                {"type": "PodScheduled", "status": "True", "lastTransitionTime": NOW},
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": rfc3339(NOW)},
             ],
             "containerStatuses": [{"name": "grpo", "restartCount": 0, "state": ended if outcome else {"running": {}}}],
         },
@@ -120,9 +120,9 @@ SPEC = spec(
 )
 FAILING = [raw_pod(A, message("RankFailed", "rank 0: no luck")), raw_pod(B)]
 LEAVING = raw_pod("job-c-0")
-LEAVING["metadata"] |= {"deletionTimestamp": NOW, "finalizers": ["a/b"]}
+LEAVING["metadata"] |= {"deletionTimestamp": rfc3339(NOW), "finalizers": ["a/b"]}
 LEAVING["status"]["conditions"] += [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]
-NODE = {"status": {"conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": NOW}]}}
+NODE = {"status": {"conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": rfc3339(NOW)}]}}
 PROGRESS = json.loads(
     Progress(
         step=3,
@@ -264,7 +264,7 @@ def test_conditions_and_fields_of_another_release_are_kept_or_dropped() -> None:
         "reason": "R",
         "message": "m",
         "observedGeneration": 1,
-        "lastTransitionTime": NOW,
+        "lastTransitionTime": rfc3339(NOW),
     }
     status = copy.deepcopy(RUNNING) | {"throughput": 7}
     status["conditions"].append(other)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_operator.api.names import Condition
+from grpo_operator.api.times import after, rfc3339, seconds_between
 from grpo_operator.decide.conditions import find, holds, is_terminal
 from grpo_operator.decide.failure_policy import placement_seconds
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode
 from grpo_spec.reports import ExitCode
@@ -49,7 +49,7 @@ def test_what_it_holds_is_named_and_given_back_and_the_restart_does_not_count() 
     limit = ends(case)
     assert 480 <= limit <= 600, "the default is rendezvous.timeoutSeconds, less the jitter"
     waiting = case.see(*in_part(case, 1), at=5)
-    until = after(NOW, 5 + limit)
+    until = rfc3339(after(NOW, 5 + limit))
     assert case.message(Condition.SCHEDULED) == (
         f"pod {B}: {NO_ROOM}; 1 of 2 pods have a node, the last since 2026-01-01T00:00:05Z; they give their GPUs back "
         f"at {until} unless another pod finds a node (scheduling.timeoutSeconds)"
@@ -67,7 +67,7 @@ def test_what_it_holds_is_named_and_given_back_and_the_restart_does_not_count() 
         "1 of 2 pods had a node, and since 2026-01-01T00:00:05Z no other pod has found one: "
         f"pod {B}: {NO_ROOM}; their GPUs are given back (scheduling.timeoutSeconds); the job runs once all 2 pods fit "
         "at the same time: free GPUs, add nodes or ask for fewer; this restart does not count towards "
-        f"failurePolicy.maxRestarts; next attempt not before {over.status.next_restart_time}"
+        f"failurePolicy.maxRestarts; next attempt not before {rfc3339(over.status.next_restart_time)}"
     )
     assert [(event.type, event.reason) for event in over.events] == [("Warning", "Restarting")]
     assert not holds(case.status, Condition.SCHEDULED)
@@ -228,8 +228,7 @@ def test_waits_double_and_end_with_the_startup_deadline_of_the_first_attempt() -
         case.see(*in_part(case, 1), at=at)
         case.see(*in_part(case, 1), at=at + 100)
         assert not is_terminal(case.status)
-        begins = case.status.next_restart_time
-        waits.append(round((int(begins[11:13]) * 60 + int(begins[14:16])) * 60 + int(begins[17:19]) - at - 100))
+        waits.append(round(seconds_between(after(NOW, at + 100), case.status.next_restart_time)))
         at += 100 + waits[-1]
         case.see(at=min(at, 5000))
     for wait, expected in zip(waits, (100, 200, 400, 800, 1600, 3000), strict=False):

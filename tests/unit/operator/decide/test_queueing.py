@@ -7,9 +7,9 @@ from typing import Any
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import find, holds
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
@@ -30,7 +30,7 @@ def made(case: Case, *conditions: tuple[str, str], said: str = "said", **more: A
     raw = workload(case.job, case.topology)
     raw["metadata"] |= {"uid": f"uid-{raw['metadata']['name']}", "resourceVersion": "7", "generation": 1}
     found = [
-        {"type": kind, "status": value, "reason": "Preempted", "message": said, "lastTransitionTime": NOW}
+        {"type": kind, "status": value, "reason": "Preempted", "message": said, "lastTransitionTime": rfc3339(NOW)}
         for kind, value in conditions
     ]
     groups = [{"name": group.name, "count": 1} for group in case.topology.groups]

@@ -1,8 +1,8 @@
 """Records of a pass: outcomes as soon as they are seen, progress not too often, nothing new if nothing changed."""
 
 from grpo_operator.api.names import Condition
+from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.conditions import holds
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import read_pod
 from grpo_operator.decide.plan import Mode
 from grpo_operator.decide.second_look import News, news
@@ -42,7 +42,7 @@ def test_a_message_that_fills_the_report_of_a_pod_leaves_its_last_step_and_what_
     )
     message = "rank 0 failed with exit code 1: " + "é" * 4000
     outcome = Outcome(attempt=0, exit_code=ExitCode.RANK_FAILED, reason="RankFailed", message=message, progress=last)
-    terminated = {"exitCode": 70, "message": outcome.to_message(), "finishedAt": NOW}
+    terminated = {"exitCode": 70, "message": outcome.to_message(), "finishedAt": rfc3339(NOW)}
     metadata = {"name": A, "uid": f"{A}-0", "labels": {"training.grpo.dev/attempt": "0"}}
     status = {"containerStatuses": [{"name": "grpo", "state": {"terminated": terminated}}]}
     assert len(terminated["message"].encode()) <= 4096

@@ -9,9 +9,8 @@ import pytest
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import Disruption, read_status
-from grpo_operator.decide.blame import seconds_between
+from grpo_operator.api.times import after, seconds_between
 from grpo_operator.decide.conditions import find
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import Ending, read_pod
 from grpo_spec.reports import ExitCode, Progress
 from grpo_spec.schema import dump

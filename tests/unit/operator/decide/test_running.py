@@ -6,8 +6,8 @@ import pytest
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import after
 from grpo_operator.decide.conditions import find, holds
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.decide.plan import Obstacle, plan
 from grpo_operator.decide.second_look import News, news

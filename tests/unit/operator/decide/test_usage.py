@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.times import after
 from grpo_operator.api.usage_status import PARTS
-from grpo_operator.decide.lifecycle import after
 from grpo_operator.decide.observe import read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import plan

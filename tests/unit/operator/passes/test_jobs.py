@@ -6,7 +6,7 @@ from typing import Any
 from grpo_operator.decide.second_look import News
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.passes.jobs import Jobs
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.kept import Key
 from support.control_plane.jobs import pod
 
 KEY, OTHER = Key("ns", "job", "uid"), Key("ns", "other", "uid-2")

@@ -9,7 +9,7 @@ from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.passes.jobs import Jobs, Round
 from grpo_operator.passes.launchers import AT_ONCE, Launchers
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.kept import Key
 from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import ended, pod
 from support.control_plane.virtual_time import run

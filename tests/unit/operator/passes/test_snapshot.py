@@ -13,7 +13,8 @@ from grpo_operator.passes.jobs import REMEMBERED, Jobs
 from grpo_operator.passes.snapshot import Snapshot, SnapshotReader
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ObstacleError
-from grpo_operator.runtime.mirror import Key, Mirror
+from grpo_operator.runtime.kept import Key
+from grpo_operator.runtime.mirror import Mirror
 from grpo_operator.runtime.scopes import Scope
 from grpo_spec.reasons import Reason
 from grpo_spec.schema import dump

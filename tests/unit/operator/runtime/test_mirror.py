@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from grpo_operator.api import names
 from grpo_operator.decide.observe import Child
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.runtime.mirror import DisorderError, Key, Mirror
+from grpo_operator.runtime.kept import Key
+from grpo_operator.runtime.mirror import DisorderError, Mirror
 from grpo_operator.runtime.scopes import Scope
 from support.control_plane.children import MANAGED, bare_job, child, end, mark, truth
 from support.control_plane.memory_store import Change, Object, Selection, Store

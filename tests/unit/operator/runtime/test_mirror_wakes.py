@@ -7,7 +7,8 @@ import pytest
 from grpo_operator.api import names
 from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.manifests import manifests
-from grpo_operator.runtime.mirror import Key, Mirror
+from grpo_operator.runtime.kept import Key
+from grpo_operator.runtime.mirror import Mirror
 from grpo_operator.runtime.scopes import Scope
 from support.control_plane.jobs import world
 from support.control_plane.memory_store import Object, Store

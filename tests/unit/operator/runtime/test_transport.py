@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
@@ -197,7 +198,7 @@ async def test_an_event_that_is_not_written_is_no_failure_of_the_pass(
         monkeypatch.setattr(module, "DEADLINE_SECONDS", 1.0)
     server.answers = [answer]
     job = {"metadata": {"name": "job", "namespace": "ns", "uid": "1", "resourceVersion": "1"}}
-    await Cluster(transport).emit(job, kind="Normal", reason="Any", message="", now="2026-01-01T00:00:00Z")
+    await Cluster(transport).emit(job, kind="Normal", reason="Any", message="", now=datetime.now(UTC))
     assert server.asked == 1
 
 

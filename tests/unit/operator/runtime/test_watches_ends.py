@@ -9,7 +9,7 @@ import pytest
 
 from grpo_operator.runtime import watches as module
 from grpo_operator.runtime.errors import ForbiddenError
-from grpo_operator.runtime.mirror import Key
+from grpo_operator.runtime.kept import Key
 from grpo_operator.runtime.scopes import Scope
 from grpo_operator.runtime.watches import RELIST_SECONDS
 from support.control_plane.children import child
