@@ -85,9 +85,9 @@ class Cluster:
         """Return a node, or None if it does not exist."""
         return await self.get("Node", "", name)
 
-    async def events(self, namespace: str, uid: str, reason: str) -> list[Object]:
-        """Return the events of a reason about the object with this UID."""
-        about = f"regarding.uid={uid},reason={reason}"
+    async def events(self, namespace: str, reason: str) -> list[Object]:
+        """Return the events of a reason. The API server reads all events of the namespace for it."""
+        about = f"reason={reason}"
         return list((await self._send("list", "Event", self._path("Event", namespace), field_selector=about))["items"])
 
     async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
