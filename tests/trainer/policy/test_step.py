@@ -85,6 +85,10 @@ AWAY = (
     "2:float32:float32",
     "2:bfloat16:bfloat16",
     "3:bfloat16:float32",
+    "0:bfloat16:int8",
+    "1:bfloat16:int8",
+    "2:float32:int8",
+    "3:bfloat16:int8",
 )
 
 
