@@ -267,6 +267,11 @@ class Policy:
         """Whether optimizer states are in host memory except during the optimizer's step."""
         return self._states is not None
 
+    @property
+    def has_int8_moments(self) -> bool:
+        """Whether AdamW's moments are in 8 bits."""
+        return self._config.parallelism.optimizer_dtype == "int8"
+
     def with_states(self) -> AbstractContextManager[None]:
         """Within it, optimizer states are on the device, where the optimizer updates them."""
         return self._states.on_device() if self._states else nullcontext()
@@ -275,7 +280,7 @@ class Policy:
     def converted_arrives(self) -> Iterator[None]:
         """Within it, DeepSpeed may load a checkpoint that was converted."""
         with self.with_states():
-            if self._config.parallelism.optimizer_dtype != "int8":
+            if not self.has_int8_moments:
                 yield
                 return
             from grpo_workload.policy.step.int8_moments import plain_moments_arrive  # late: see `environment.show`
