@@ -7,6 +7,7 @@ which these are multiplied. Tensors of fewer than 4,096 elements keep theirs in 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -73,18 +74,31 @@ def plain_moments_arrive(deepspeed_engine: Any) -> Iterator[None]:
 
     So no more than those of one of DeepSpeed's flat tensors exist at once. The states must be on the device.
     """
-    optimizer = adam(deepspeed_engine)
-    for tensor, state in optimizer.state.items():
-        optimizer.state[tensor] = _Arriving(state)
+    optimizer: Int8Adam = adam(deepspeed_engine)
+    optimizer.state = arriving = _Arriving(optimizer)
     yield
-    for tensor, state in optimizer.state.items():
-        optimizer.state[tensor] = dict(state)
+    optimizer.state = defaultdict(dict, {tensor: dict(state) for tensor, state in arriving.items()})
     for parameter in deepspeed_engine.module.parameters():  # DeepSpeed's views would hold what has arrived
         if getattr(parameter, "_hp_mapping", None) is not None:
             parameter._hp_mapping.optim_fragment = {}
 
 
-class _Arriving(dict[str, Any]):
+class _Arriving(dict[Tensor, Any]):
+    """An optimizer's states by tensor, which begin when they are asked for."""
+
+    def __init__(self, optimizer: Int8Adam) -> None:
+        self._optimizer = optimizer
+
+    def __missing__(self, tensor: Tensor) -> dict[str, Any]:
+        self[tensor], group = {}, self._optimizer.param_groups[0]
+        given, group["params"] = group["params"], [tensor]  # between steps, ZeRO-3 has taken its tensors out
+        self._optimizer.init_state(group, tensor, 0, 0)
+        group["params"], self[tensor] = given, _State(self[tensor])
+        state: _State = self[tensor]
+        return state
+
+
+class _State(dict[str, Any]):
     """A tensor's state, which takes torch's moments in place of its own."""
 
     def __setitem__(self, key: str, value: Any) -> None:
