@@ -38,7 +38,7 @@ class ParallelismConfig(Section):
         ),
         Rule(
             "self.optimizerDtype == 'float32' || self.offloadOptimizer != 'cpu'",
-            "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: on the CPU, AdamW keeps float32",
+            "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32",
             lambda p: p.optimizer_dtype == "float32" or p.offload_optimizer != "cpu",
         ),
     )

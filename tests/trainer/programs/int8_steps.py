@@ -1,8 +1,8 @@
 """Steps with AdamW's moments in 8 bits, beside those in float32 and beside bitsandbytes alone.
 
-int8_steps.py MODEL PLAN...: a PLAN is STAGE:DTYPE, or STAGE:DTYPE:lora. Each rank reports by plan: the losses with moments
-in float32 and in 8 bits, whether each step moved this rank's weights as a plain bitsandbytes optimizer does with the
-same gradients, and the types of the moments.
+int8_steps.py MODEL PLAN...: a PLAN is STAGE:DTYPE, or STAGE:DTYPE:lora. Each rank reports by plan: the losses with
+moments in float32 and in 8 bits, whether each step moved this rank's weights as a plain bitsandbytes optimizer does
+with the same gradients, and the types of the moments.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -14,15 +14,16 @@ from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
 
 environment.prepare(Device.CPU, os.environ)
+environment.show("bitsandbytes")
 
 import torch
 from accelerate.state import AcceleratorState
+from bitsandbytes.optim.adamw import AdamW8bit
 from fixed_samples import PAD, take_step
 from results import report
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.memory.optimizer_offload import adam
-from grpo_workload.policy.step.int8_moments import AdamW8bit
 from grpo_workload.policy.step.policy import Policy
 
 STEPS = (0, 2, 3, 0, 2, 3)  # of `fixed_samples`: by the correction's weights, the loss changes from time to time

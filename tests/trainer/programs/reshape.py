@@ -1,10 +1,10 @@
 """Steps of several runs, resumed with other numbers of ranks or ZeRO stages: reshape.py MODEL DATA OUT ATTEMPT PLAN...
 
-A PLAN is RUN:DTYPE:STAGE, or RUN:DTYPE:STAGE:OPTIMIZER_DTYPE. Runs named "...lora" train adapters; those named "away..." have their optimizer states on the
-device only during steps; the one named "sync" has a reference model that follows the policy. A run without a checkpoint
-takes steps 0 and 1, saves, and takes steps 2 and 3 for comparison. A run with a checkpoint takes the next step and
-saves. OUT gets, by run: the optimizer's master weights, moments and step as they were loaded and as they were saved,
-and the metrics of the steps.
+A PLAN is RUN:DTYPE:STAGE, or RUN:DTYPE:STAGE:OPTIMIZER_DTYPE. Runs named "...lora" train adapters; those named
+"away..." have their optimizer states on the device only during steps; the one named "sync" has a reference model that
+follows the policy. A run without a checkpoint takes steps 0 and 1, saves, and takes steps 2 and 3 for comparison. A run
+with a checkpoint takes the next step and saves. OUT gets, by run: the optimizer's master weights, moments and step as
+they were loaded and as they were saved, and the metrics of the steps.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports

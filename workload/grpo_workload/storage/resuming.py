@@ -63,7 +63,8 @@ def find_source(
     """Choose the checkpoint to resume from: the newest good one in `folder`, else that of `resume_from`, else None.
 
     Collective. Damaged ones are set aside with a warning. The optimizer state is converted if the number of ranks or
-    the ZeRO stage has changed, or its moments are to be in 8 bits, or not any more. `resume_from` is storage.resumeFrom, a run below `data_dir`.
+    the ZeRO stage has changed, or its moments are to be in 8 bits, or not any more. `resume_from` is
+    storage.resumeFrom, a run below `data_dir`.
 
     Raises:
         ConfigError: all checkpoints are damaged; `resume_from` has none or is not a run on this storage; the

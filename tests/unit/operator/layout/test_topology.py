@@ -168,11 +168,11 @@ REFUSED = [
     ),
     (
         {"parallelism": {"offloadOptimizer": "cpu", "optimizerDtype": "bfloat16"}},
-        "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: on the CPU, AdamW keeps float32",
+        "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32",
     ),
     (
         {"parallelism": {"offloadOptimizer": "cpu", "optimizerDtype": "int8"}},
-        "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: on the CPU, AdamW keeps float32",
+        "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32",
     ),
     (
         {"parallelism": {"optimizerDtype": "bfloat16"}, "model": {"name": "m", "dtype": "float32"}},

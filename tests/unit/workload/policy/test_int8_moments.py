@@ -1,4 +1,4 @@
-"""AdamW with moments in 8 bits is bitsandbytes', for tensors of any size, and takes moments of a converted checkpoint."""
+"""AdamW with moments in 8 bits is bitsandbytes', for any tensor, and takes moments of a converted checkpoint."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from grpo_workload.ranks.environment import show
 
 show("bitsandbytes")
 from bitsandbytes import functional  # noqa: E402
-from bitsandbytes.optim import AdamW8bit  # noqa: E402
+from bitsandbytes.optim.adamw import AdamW8bit  # noqa: E402
 
 BLOCK = 256
 PIECE = 2**30
@@ -30,23 +30,24 @@ PLAIN = {"exp_avg": "1", "exp_avg_sq": "2"}
 """Moments as torch's AdamW names them, and the last letter of bitsandbytes' names."""
 
 
-class Int8Adam(AdamW8bit):  # type: ignore[misc]  # bitsandbytes is partly typed
+class Int8Adam(AdamW8bit):
     """bitsandbytes' AdamW, for tensors of any size."""
 
     def __init__(self, parameters: list[Tensor], training: TrainingConfig) -> None:
         """Take the learning rate, betas and epsilon of `training`, but not its weight decay."""
         betas = training.adam_beta1, training.adam_beta2
-        super().__init__(
-            parameters, lr=training.learning_rate, betas=betas, eps=training.adam_epsilon, weight_decay=0.0
-        )
+        make: Any = super().__init__  # bitsandbytes is partly typed
+        make(parameters, lr=training.learning_rate, betas=betas, eps=training.adam_epsilon, weight_decay=0.0)
 
     def update_step(self, group: dict[str, Any], p: Any, gindex: int, pindex: int) -> None:
         """Update one tensor; bitsandbytes calls this."""
         state = self.state[p]
         if p.numel() <= PIECE or state["state1"].dtype != torch.uint8:
-            super().update_step(group, p, gindex, pindex)
+            update: Any = super().update_step
+            update(group, p, gindex, pindex)
             return
         state["step"] += 1
+        beta1, beta2 = group["betas"]
         weights, gradients = p.data.view(-1), p.grad.view(-1)
         for own, blocks in _pieces(p.numel()):
             functional.optimizer_update_8bit_blockwise(
@@ -55,7 +56,8 @@ class Int8Adam(AdamW8bit):  # type: ignore[misc]  # bitsandbytes is partly typed
                 weights[own],
                 state["state1"].view(-1)[own],
                 state["state2"].view(-1)[own],
-                *group["betas"],
+                beta1,
+                beta2,
                 0.0,  # beta3 and alpha, of another optimizer
                 0.0,
                 group["eps"],
@@ -74,7 +76,7 @@ def plain_moments_arrive(deepspeed_engine: Any) -> Iterator[None]:
 
     So no more than those of one of DeepSpeed's flat tensors exist at once. The states must be on the device.
     """
-    optimizer: Int8Adam = adam(deepspeed_engine)
+    optimizer = adam(deepspeed_engine)
     optimizer.state = arriving = _Arriving(optimizer)
     yield
     optimizer.state = defaultdict(dict, {tensor: dict(state) for tensor, state in arriving.items()})
@@ -86,7 +88,7 @@ def plain_moments_arrive(deepspeed_engine: Any) -> Iterator[None]:
 class _Arriving(dict[Tensor, Any]):
     """An optimizer's states by tensor, which begin when they are asked for."""
 
-    def __init__(self, optimizer: Int8Adam) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
     def __missing__(self, tensor: Tensor) -> dict[str, Any]:

@@ -110,7 +110,9 @@ class Policy:
             model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": has_dropout})
         # DeepSpeed casts the whole module, but transformers and vLLM keep rotary frequencies in float32 on purpose.
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-        optimizer = _optimizer([parameter for parameter in model.parameters() if parameter.requires_grad], config, device)
+        optimizer = _optimizer(
+            [parameter for parameter in model.parameters() if parameter.requires_grad], config, device
+        )
         schedule = get_scheduler(
             config.training.lr_scheduler_type,
             optimizer,

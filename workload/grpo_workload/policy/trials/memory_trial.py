@@ -222,5 +222,5 @@ def missing_moments(policy: Policy) -> int:
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     missing = [weight for weight in weights if weight.is_cuda and not optimizer.state.get(weight)]
     if policy.has_int8_moments:
-        return math.ceil(INT8_MOMENTS * sum(weight.numel() for weight in missing))
+        return sum(math.ceil(INT8_MOMENTS * weight.numel()) for weight in missing)
     return sum(2 * weight.nbytes for weight in missing)
