@@ -20,7 +20,7 @@ from grpo_cli.screen.memory_plan import table
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.topology import Job
 from grpo_spec.gpus import gpu_bytes
-from grpo_workload.capacity.parts import TRAIN
+from grpo_workload.capacity.parts import TRAIN, UPDATE
 from grpo_workload.capacity.plan import Plan, plan
 from grpo_workload.capacity.shapes import Models
 from grpo_workload.policy.model import tiles
@@ -161,6 +161,28 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+SHARED: dict[str, Any] = {
+    "dataset": {"path": "/data"},
+    "rewards": [{"name": "accuracy", "accuracy": {}}],
+    "training": {"promptsPerStep": 64, "maxCompletionLength": 2048},
+    "parallelism": {"zeroStage": 3, "gradientCheckpointing": True},
+    "storage": {"claimName": "runs"},
+}
+_SPLIT, _ENGINE = {"tensorParallel": 4, "maxModelLen": 4096}, {"name": "e", "gpus": 8, "tensorParallel": 8}
+_SERVER = {"topology": "Server", "maxModelLen": 4096, "server": {"groups": [_ENGINE]}}
+INT8: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("32B, 4 H100", "qwen2.5-32b", "h100", {"generation": _SPLIT, "trainer": {"groups": [{"name": "t", "gpus": 4}]}}),
+    ("32B, 4 H200", "qwen2.5-32b", "h200", {"generation": _SPLIT, "trainer": {"groups": [{"name": "t", "gpus": 4}]}}),
+    ("32B, 8 H100", "qwen2.5-32b", "h100", {"generation": _SPLIT, "trainer": {"groups": [{"name": "t", "gpus": 8}]}}),
+    (
+        "72B, 16 H100, and 8 that sample",
+        "qwen2.5-72b",
+        "h100",
+        {"generation": _SERVER, "trainer": {"groups": [{"name": "t", "gpus": 8, "replicas": 2}]}},
+    ),
+)
+
+
 def planned_job(name: str) -> Plan:
     """Return the plan of one of `JOBS`."""
     import yaml
@@ -177,7 +199,7 @@ def fill(text: str) -> str:
     """Return the page with what is between `<!-- generated: NAME -->` and `<!-- end -->` replaced."""
 
     def part(found: re.Match[str]) -> str:
-        tables = {"recorded": _recorded_table, "capacity": _capacity_table}
+        tables = {"recorded": _recorded_table, "capacity": _capacity_table, "int8": _int8_table}
         made = tables[found[1]]() if found[1] in tables else _plan_tables(found[1])
         return f"<!-- generated: {found[1]} -->\n\n{made}\n\n<!-- end -->"
 
@@ -204,6 +226,24 @@ def _capacity_table() -> str:
     return "\n".join(rows).replace(": True`", ": true`")
 
 
+def _int8_table() -> str:
+    rows = ["| | `optimizerDtype` | optimizer step | largest phase | |", "|---|---|---:|---:|---|"]
+    models = Models()
+    for what, model, gpu, fields in INT8:
+        for dtype in ("float32", "int8"):
+            made = SHARED | {"parallelism": {**SHARED["parallelism"], "optimizerDtype": dtype}, **fields}
+            made["model"] = {"path": str(CONFIGS / model)}
+            found = plan(contract_of(_job(made)), gpu_bytes(gpu), models, engine_bytes=gpu_bytes(gpu))
+            rank = found.gpus[0]
+            step, most = sum(rank.phases[UPDATE].values()) / GIB, rank.peak / GIB
+            rows.append(f"| {what} | {dtype} | {step:.1f} GiB | {most:.1f} GiB | {_verdict(found)} |")
+    return "\n".join(rows)
+
+
+def _verdict(found: Plan) -> str:
+    return "fits" if found.is_safe else "fits, but tightly" if found.fits else "does not fit"
+
+
 def _plan_tables(name: str) -> str:
     found = planned_job(name)
     tables = [
@@ -213,8 +253,7 @@ def _plan_tables(name: str) -> str:
         )
         for one in found.places
     ]
-    verdict = "fits" if found.is_safe else "fits, but tightly" if found.fits else "does not fit"
-    return "```\n" + "\n\n".join([*tables, f"micro-batch  {found.tokens} tokens; {verdict}"]) + "\n```"
+    return "```\n" + "\n\n".join([*tables, f"micro-batch  {found.tokens} tokens; {_verdict(found)}"]) + "\n```"
 
 
 def _job(fields: dict[str, Any]) -> Job:

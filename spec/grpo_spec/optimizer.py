@@ -8,6 +8,9 @@ from pydantic import Field
 
 from grpo_spec.schema import Rule, Section
 
+INT8_MOMENTS = 2 * (1 + 4 / 256)
+"""Bytes of both of AdamW's moments for each parameter in 8 bits: 256 elements share a constant of four bytes."""
+
 SCHEDULE_ARGUMENTS = {
     "linear": (),
     "cosine": ("num_cycles",),

@@ -38,7 +38,7 @@ class ParallelismConfig(Section):
         ),
         Rule(
             "self.optimizerDtype == 'float32' || self.offloadOptimizer != 'cpu'",
-            "optimizerDtype bfloat16 needs offloadOptimizer none or generating: DeepSpeed's CPU AdamW keeps float32",
+            "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32",
             lambda p: p.optimizer_dtype == "float32" or p.offload_optimizer != "cpu",
         ),
     )
@@ -54,10 +54,10 @@ class ParallelismConfig(Section):
         "generating: on the GPU for the optimizer's update and in host memory for the rest of the step, which leaves "
         "generation, forward and backward passes more GPU memory (topology Colocate only).",
     )
-    optimizer_dtype: Literal["float32", "bfloat16"] = Field(
+    optimizer_dtype: Literal["float32", "bfloat16", "int8"] = Field(
         "float32",
-        description="Type of AdamW's states and of the weights that it updates. Set bfloat16 where float32 does not "
-        "fit: it takes half the memory and loses updates that are smaller than 1/256 of a weight.",
+        description="Type of AdamW's states. Set int8 where float32 does not fit: moments take a quarter, and the "
+        "weights that AdamW updates stay float32. bfloat16 halves both, and loses updates below 1/256 of a weight.",
     )
     coalesce_grad_reduction: bool = Field(
         False,
@@ -100,9 +100,9 @@ class TrainerConfig(Section):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "self.parallelism.optimizerDtype == 'float32' || self.model.dtype == 'bfloat16'",
+            "self.parallelism.optimizerDtype != 'bfloat16' || self.model.dtype == 'bfloat16'",
             "parallelism.optimizerDtype bfloat16 needs model.dtype bfloat16",
-            lambda c: c.parallelism.optimizer_dtype == "float32" or c.model.dtype == "bfloat16",
+            lambda c: c.parallelism.optimizer_dtype != "bfloat16" or c.model.dtype == "bfloat16",
         ),
         Rule(
             "self.parallelism.zeroStage > 0 || self.model.dtype != 'float16'",

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from transformers import AutoTokenizer
 
 from grpo_spec.contract import Device
+from grpo_spec.optimizer import INT8_MOMENTS
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.capacity.states import num_parameters
 from support.paths import PROGRAMS
@@ -102,10 +103,17 @@ def same(ours: tuple[Any, dict[str, torch.Tensor]], expected: tuple[Any, dict[st
 
 
 @pytest.mark.parametrize(
-    ("stage", "dtype", "size"), [(0, "float32", 12), (1, "float32", 12), (2, "bfloat16", 6), (3, "float32", 12)]
+    ("stage", "dtype", "size"),
+    [
+        (0, "float32", 12),
+        (1, "float32", 12),
+        (2, "bfloat16", 6),
+        (3, "float32", 12),
+        *((stage, "int8", 4 + INT8_MOMENTS) for stage in range(4)),
+    ],
 )
 def test_offloaded_states_leave_the_gpu_between_steps_and_change_no_bit(
-    model: Path, stage: int, dtype: str, size: int
+    model: Path, stage: int, dtype: str, size: float
 ) -> None:
     policy, config = make_policy(model, stage, dtype, "none")
     expected = [take(policy, step, config) for step in (0, 2, 3)]
@@ -119,23 +127,26 @@ def test_offloaded_states_leave_the_gpu_between_steps_and_change_no_bit(
     assert at_all > 0.8 * states, "other processes should get the freed memory"
 
 
-def test_states_are_saved_from_the_host_and_leave_the_gpu_after_loading(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 12), ("int8", 4 + INT8_MOMENTS)])
+def test_states_are_saved_from_the_host_and_leave_the_gpu_after_loading(
+    model: Path, tmp_path: Path, dtype: str, size: float
+) -> None:
     from grpo_workload.storage.checkpoint_content import TrainerState
     from grpo_workload.storage.checkpoints import Checkpoints
 
-    policy, config = make_policy(model, 2, "float32", "generating")
+    policy, config = make_policy(model, 2, dtype, "generating")
     take(policy, 0, config)
     checkpoints = Checkpoints(tmp_path, "run", keep=1, attempt=0, pod_uid="uid")
-    state = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=1, zero_stage=2)
+    state = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=1, zero_stage=2, optimizer_dtype=dtype)
     torch.cuda.reset_peak_memory_stats()
     resting = torch.cuda.memory_allocated()
     checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
-    states = 12 * num_parameters(policy.module.parameters())
+    states = size * num_parameters(policy.module.parameters())
     assert torch.cuda.max_memory_allocated() - resting < 0.5 * states, "states were on the GPU during the save"
     expected = take(policy, 2, config)
 
-    resumed, config = make_policy(model, 2, "float32", "generating")
-    source = checkpoints.find(None, world_size=1, zero_stage=2)
+    resumed, config = make_policy(model, 2, dtype, "generating")
+    source = checkpoints.find(None, world_size=1, zero_stage=2, optimizer_dtype=dtype)
     assert source is not None
     source.load(resumed)
     assert bytes_that_leave(resumed)[0] == pytest.approx(states, rel=0.01)

@@ -85,6 +85,10 @@ AWAY = (
     "2:float32:float32",
     "2:bfloat16:bfloat16",
     "3:bfloat16:float32",
+    "0:bfloat16:int8",
+    "1:bfloat16:int8",
+    "2:float32:int8",
+    "3:bfloat16:int8",
 )
 
 
@@ -106,7 +110,8 @@ def test_offloaded_states_a_step_that_is_not_finite_and_measuring_micro_batches_
         by_line = math.ceil(1000 + (300 - 100) * (1000 - 300) / (100 - 32))
         assert result["too long"] == (2100, by_line, "tried to allocate 20 GiB"), plan
         between, back, counted = result["sizes"]
-        assert (between, back) == (0, counted), plan
+        # In 8 bits, the constants of the last block and 256 values of a byte are what the plan leaves out.
+        assert (between, back) == (0, pytest.approx(counted, rel=0.02) if plan.endswith("int8") else counted), plan
         assert counted > 0
         assert same(result["loaded"], result["away"][1][2]), f"{plan}: the checkpoint saved from the host differs"
         assert same(result["resumed"], result["away"][2]), f"{plan}: resuming from the checkpoint differs"

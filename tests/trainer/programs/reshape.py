@@ -1,16 +1,17 @@
 """Steps of several runs, resumed with other numbers of ranks or ZeRO stages: reshape.py MODEL DATA OUT ATTEMPT PLAN...
 
-A PLAN is RUN:DTYPE:STAGE. Runs named "...lora" train adapters; those named "away..." have their optimizer states on the
-device only during steps; the one named "sync" has a reference model that follows the policy. A run without a checkpoint
-takes steps 0 and 1, saves, and takes steps 2 and 3 for comparison. A run with a checkpoint takes the next step and
-saves. OUT gets, by run: the optimizer's master weights, moments and step as they were loaded and as they were saved,
-and the metrics of the steps.
+A PLAN is RUN:DTYPE:STAGE, or RUN:DTYPE:STAGE:OPTIMIZER_DTYPE. Runs named "...lora" train adapters; those named
+"away..." have their optimizer states on the device only during steps; the one named "sync" has a reference model that
+follows the policy. A run without a checkpoint takes steps 0 and 1, saves, and takes steps 2 and 3 for comparison. A run
+with a checkpoint takes the next step and saves. OUT gets, by run: the optimizer's master weights, moments and step as
+they were loaded and as they were saved, and the metrics of the steps.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
 
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,33 @@ from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.exports import Exports
 
 
+@contextmanager
+def plain_moments(policy):
+    """Within it, DeepSpeed finds moments in float32, and of 8 bits their values."""
+    states, before = adam(policy.deepspeed_engine).state, {}
+    if not policy.has_int8_moments:
+        yield
+        return
+    from grpo_workload.policy.step.int8_moments import as_plain
+
+    assert torch.uint8 in {state["state1"].dtype for state in states.values()}
+    for tensor, state in states.items():
+        before[tensor] = dict(state)
+        state |= as_plain(state)
+        for parameter in policy.module.parameters():
+            if getattr(parameter, "_hp_mapping", None) is not None:
+                parameter._hp_mapping.set_optim_state_fragment(tensor, state)
+    yield
+    states.update(before)
+
+
 def optimizer_state(policy):
     """Return gathered master weights and moments by parameter, and AdamW's step; without ZeRO torch holds them."""
+    with plain_moments(policy):
+        return _optimizer_state(policy)
+
+
+def _optimizer_state(policy):
     states, whole = adam(policy.deepspeed_engine).state, {}
     for name, parameter in policy.module.named_parameters():
         if not parameter.requires_grad:
@@ -62,7 +88,8 @@ def main(model, data, out, attempt, plans):
     join(Device.CPU, 300)
     results: dict[str, Any] = {}
     for plan in plans:
-        run, dtype, stage = plan.split(":")
+        run, dtype, stage, *others = plan.split(":")
+        optimizer_dtype = others[0] if others else "float32"
         offload = "generating" if run.startswith("away") else "none"
         config = TrainerConfig.model_validate(
             {
@@ -79,13 +106,23 @@ def main(model, data, out, attempt, plans):
                     "importanceSamplingCorrection": "none",
                     **({"beta": 0.1, "syncRefModel": True, "refModelSyncSteps": 2} if run == "sync" else {}),
                 },
-                "parallelism": {"zeroStage": int(stage), "offloadOptimizer": offload},
+                "parallelism": {
+                    "zeroStage": int(stage),
+                    "offloadOptimizer": offload,
+                    "optimizerDtype": optimizer_dtype,
+                },
                 **({"lora": {"modulesToSave": ["norm"]}} if run.endswith("lora") else {}),
             }
         )
         checkpoints = Checkpoints(Path(data), run, keep=9, attempt=int(attempt), pod_uid=f"uid-{attempt}")
         try:
-            source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage), lora=config.adapters)
+            source = checkpoints.find(
+                None,
+                world_size=world_size,
+                zero_stage=int(stage),
+                lora=config.adapters,
+                optimizer_dtype=optimizer_dtype,
+            )
         except ValueError as error:
             results[run] = str(error)
             continue
@@ -116,6 +153,7 @@ def main(model, data, out, attempt, plans):
             world_size=world_size,
             zero_stage=int(stage),
             lora=config.adapters,
+            optimizer_dtype=optimizer_dtype,
         )
         checkpoints.save(policy, tokenizer, trainer)
         if run.endswith("lora"):

@@ -29,7 +29,7 @@ def candidates(contract: Contract) -> Iterator[Edit]:
     yield from ((_STATES[0], stage) for stage in range(parallelism.zero_stage + 1, 4))
     yield from ((_STATES[1], where) for where in ("generating", "cpu") if parallelism.offload_optimizer != where)
     if parallelism.optimizer_dtype == "float32":
-        yield _STATES[2], "bfloat16"
+        yield from ((_STATES[2], dtype) for dtype in ("int8", "bfloat16"))
     if not parallelism.gradient_checkpointing:
         yield "parallelism.gradientCheckpointing", True
     elif not parallelism.offload_activations:

@@ -32,7 +32,8 @@ def step_seconds(contract: Contract, plan: Plan, shapes: Shapes) -> float:
         train += micro_batches * 3 * size * shapes.own / LINK
     if parallelism.offload_activations:
         train *= 1.02
-    moved = {"none": 0, "generating": 24, "cpu": 40}[parallelism.offload_optimizer]  # by trained parameter; CPU's AdamW
+    generating = 12 if parallelism.optimizer_dtype == "int8" else 24
+    moved = {"none": 0, "generating": generating, "cpu": 40}[parallelism.offload_optimizer]  # bytes; CPU's AdamW
     train += moved * shapes.trained / world / BUS
     workers = world if generation.topology is Topology.COLOCATE else sum(one.world_size for one in contract.engines)
     split = contract.engines[0].tensor_parallel if contract.engines else generation.tensor_parallel

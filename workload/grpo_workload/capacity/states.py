@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_spec.deepspeed_config import BUCKET_ELEMENTS
+from grpo_spec.optimizer import INT8_MOMENTS
 from grpo_spec.trainer import TrainerConfig
 
 GIB = 2**30
@@ -83,14 +84,15 @@ def training_footprint(
     else:
         moments, gradients = 8, 4 * share
     held = share if stage else (num_parameters if share else 0)
+    moments = math.ceil((INT8_MOMENTS if config.parallelism.optimizer_dtype == "int8" else moments) * held)
     return Footprint(
         weights=weights,
         reference=reference,
         masters=masters * held,
-        moments=moments * held,
+        moments=moments,
         kept=kept,
         gradients=gradients,
-        away=(masters + moments) * held if offload == "generating" else 0,
+        away=masters * held + moments if offload == "generating" else 0,
     )
 
 

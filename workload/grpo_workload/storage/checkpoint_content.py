@@ -34,6 +34,7 @@ class TrainerState:
     num_tokens: int  # tokens of prompts and completions since the run began
     world_size: int
     zero_stage: int
+    optimizer_dtype: str = "float32"  # `parallelism.optimizerDtype`; those of earlier releases: not int8
     lora: dict[str, Any] | None = None  # `TrainerConfig.adapters`
     origin: Origin | None = None  # base model that the run began with
     data: dict[str, DataOrigin] = field(default_factory=dict)  # its datasets, by field; those of earlier releases: none

@@ -118,9 +118,21 @@ class Checkpoints:
         return self._folder.fence
 
     def find(
-        self, resume_from: str | None, *, world_size: int, zero_stage: int, lora: dict[str, Any] | None = None
+        self,
+        resume_from: str | None,
+        *,
+        world_size: int,
+        zero_stage: int,
+        lora: dict[str, Any] | None = None,
+        optimizer_dtype: str = "float32",
     ) -> Source | None:
         """Choose the checkpoint to resume from, see `find_source`."""
         return find_source(
-            self._folder, self._data_dir, resume_from, world_size=world_size, zero_stage=zero_stage, lora=lora
+            self._folder,
+            self._data_dir,
+            resume_from,
+            world_size=world_size,
+            zero_stage=zero_stage,
+            lora=lora,
+            optimizer_dtype=optimizer_dtype,
         )

@@ -42,7 +42,7 @@ class Source:
 
     def load(self, policy: Policy) -> None:
         """Load the saved state into `policy`, which was built with `load_universal=is_universal`; collective."""
-        with policy.with_states():
+        with policy.converted_arrives() if self.is_universal else policy.with_states():
             folder, _ = policy.deepspeed_engine.load_checkpoint(
                 str(self.folder.parent), tag=self.folder.name, custom_load_fn=load_trained
             )
@@ -58,15 +58,17 @@ def find_source(
     world_size: int,
     zero_stage: int,
     lora: dict[str, Any] | None,
+    optimizer_dtype: str,
 ) -> Source | None:
     """Choose the checkpoint to resume from: the newest good one in `folder`, else that of `resume_from`, else None.
 
     Collective. Damaged ones are set aside with a warning. The optimizer state is converted if the number of ranks or
-    the ZeRO stage has changed. `resume_from` is storage.resumeFrom, a run below `data_dir`.
+    the ZeRO stage has changed, or its moments are to be in 8 bits, or not any more. `resume_from` is
+    storage.resumeFrom, a run below `data_dir`.
 
     Raises:
         ConfigError: all checkpoints are damaged; `resume_from` has none or is not a run on this storage; the
-            checkpoint's ZeRO stage cannot be converted, or it was saved with another `lora`.
+            checkpoint's ZeRO stage or moments cannot be converted, or it was saved with another `lora`.
     """
     own = on_main(lambda: checkpoints(folder.folder))
     candidates = own or on_main(lambda: _of_other(data_dir, resume_from) if resume_from else [])
@@ -74,7 +76,7 @@ def find_source(
     for checkpoint in candidates:
         if not (found := _faults(checkpoint)):
             on_main(lambda: _fall_back(folder, own, damaged))
-            return _source(folder, checkpoint, world_size, zero_stage, lora)
+            return _source(folder, checkpoint, world_size, zero_stage, lora, optimizer_dtype)
         damaged[checkpoint] = "; ".join(found[:3])
     if damaged:
         listed = ", ".join(f"{checkpoint} ({fault})" for checkpoint, fault in damaged.items())
@@ -102,7 +104,12 @@ def _of_other(data_dir: Path, run: str) -> list[Path]:
 
 
 def _source(
-    folder: CheckpointFolder, checkpoint: Path, world_size: int, zero_stage: int, lora: dict[str, Any] | None
+    folder: CheckpointFolder,
+    checkpoint: Path,
+    world_size: int,
+    zero_stage: int,
+    lora: dict[str, Any] | None,
+    optimizer_dtype: str,
 ) -> Source:
     state = on_main(lambda: TrainerState.read(checkpoint / STATE))
     if state.lora != lora:
@@ -112,14 +119,21 @@ def _source(
             "same lora, or start a new run without storage.resumeFrom"
         )
     saved, is_universal = checkpoint / DEEPSPEED, False
+    has_other_moments = (state.optimizer_dtype == "int8") != (optimizer_dtype == "int8")
     # Without ZeRO every rank holds the whole optimizer state, for any number of ranks.
-    if state.zero_stage != zero_stage or (state.world_size != world_size and zero_stage > 0):
+    if state.zero_stage != zero_stage or (state.world_size != world_size and zero_stage > 0) or has_other_moments:
         if 0 in (state.zero_stage, zero_stage):
             model = checkpoint / MODEL if lora is None else f"{checkpoint / MODEL}, merged"
+            new = f"start a new run from its weights with model.path: {model}"
+            if state.zero_stage == zero_stage:
+                raise ConfigError(
+                    f"parallelism.optimizerDtype: {checkpoint} was saved with {state.optimizer_dtype} and cannot be "
+                    f"loaded with {optimizer_dtype} under ZeRO stage 0; use {state.optimizer_dtype}, or {new}"
+                )
             raise ConfigError(
                 f"parallelism.zeroStage: {checkpoint} was saved under ZeRO stage {state.zero_stage} and cannot be "
                 f"loaded under {zero_stage}: optimizer states are converted between the stages 1, 2 and 3 only; "
-                f"use stage {state.zero_stage}, or start a new run from its weights with model.path: {model}"
+                f"use stage {state.zero_stage}, or {new}"
             )
         saved, is_universal = _converted(folder, checkpoint, state), True
     is_own = checkpoint.parent == folder.folder

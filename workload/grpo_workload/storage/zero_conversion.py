@@ -10,6 +10,7 @@ reads the weights in that file, since they come from the master weights.
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,9 +51,10 @@ def convert(source: Path, target: Path) -> None:
     hide()
     from deepspeed.checkpoint import ds_to_universal
 
+    plain = target / "plain"
     ds_to_universal.main(
         argparse.Namespace(
-            input_folder=str(source),
+            input_folder=str(with_plain_moments(source, plain)),
             output_folder=str(target),
             num_extract_workers=4,
             num_merge_workers=2,
@@ -62,9 +64,29 @@ def convert(source: Path, target: Path) -> None:
         )
     )
     (target.parent / "latest_universal").unlink()  # DeepSpeed's pointer to it, which nothing here reads
+    shutil.rmtree(plain, ignore_errors=True)
     complete(target)
     files = [path for path in target.rglob("*") if path.is_file()]
     write_manifest(target, {str(path.relative_to(target)): seal(path) for path in files})
+
+
+def with_plain_moments(source: Path, scratch: Path) -> Path:
+    """Return `source` if no moments in it are in 8 bits, else `scratch`, into which it is copied with float32 ones."""
+    import torch
+
+    for path in sorted(source.glob("*_optim_states.pt")):
+        content = torch.load(path, map_location="cpu", weights_only=False)
+        saved = content["optimizer_state_dict"]
+        base = saved.get("base_optimizer_state") or saved["optimizer_state_dict"]  # stages 1 and 2, and stage 3
+        if any("exp_avg" in state for state in base["state"].values()):
+            return source
+        from grpo_workload.policy.step.int8_moments import as_plain  # late: see `environment.show`
+
+        if not scratch.exists():
+            shutil.copytree(source, scratch, ignore=shutil.ignore_patterns("*_optim_states.pt"))
+        base["state"] = {key: as_plain(state) for key, state in base["state"].items()}
+        torch.save(content, scratch / path.name)
+    return scratch
 
 
 def complete(target: Path) -> None:

@@ -152,6 +152,8 @@ def refusal(config: TrainerConfig, error: TooLongError, prompt_tokens: int) -> s
         cures.append("parallelism.offloadActivations")
     if parallelism.zero_stage < 3:
         cures.append("parallelism.zeroStage 3")
+    if parallelism.optimizer_dtype == "float32" and parallelism.offload_optimizer != "cpu":
+        cures.append("parallelism.optimizerDtype int8")
     if parallelism.offload_optimizer == "none":
         cures.append("parallelism.offloadOptimizer")
     if config.generation.topology is Topology.COLOCATE and config.generation.sleep_level == 0:

@@ -30,7 +30,11 @@ def resume(
     """
     config, zero_stage = contract.config, contract.config.parallelism.zero_stage
     resumed = checkpoints.find(
-        config.storage.resume_from, world_size=world_size, zero_stage=zero_stage, lora=config.adapters
+        config.storage.resume_from,
+        world_size=world_size,
+        zero_stage=zero_stage,
+        lora=config.adapters,
+        optimizer_dtype=config.parallelism.optimizer_dtype,
     )
     check_steps_left(resumed, config.training.max_steps)
     saved = resumed.state.origin if resumed is not None else None

@@ -113,6 +113,7 @@ class Saving:
             num_tokens=num_tokens,
             world_size=run.world_size,
             zero_stage=run.config.parallelism.zero_stage,
+            optimizer_dtype=run.config.parallelism.optimizer_dtype,
             lora=run.config.adapters,
             origin=run.start.origin,
             data=run.start.data,

@@ -168,7 +168,15 @@ REFUSED = [
     ),
     (
         {"parallelism": {"offloadOptimizer": "cpu", "optimizerDtype": "bfloat16"}},
-        "optimizerDtype bfloat16 needs offloadOptimizer none or generating: DeepSpeed's CPU AdamW keeps float32",
+        "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32",
+    ),
+    (
+        {"parallelism": {"offloadOptimizer": "cpu", "optimizerDtype": "int8"}},
+        "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32",
+    ),
+    (
+        {"parallelism": {"optimizerDtype": "bfloat16"}, "model": {"name": "m", "dtype": "float32"}},
+        "parallelism.optimizerDtype bfloat16 needs model.dtype bfloat16",
     ),
     (
         _server((1, 1, None)) | {"rendezvous": {"port": 8000}},

@@ -64,7 +64,7 @@ CHOICES = st.fixed_dictionaries(
         "topology": st.sampled_from(sorted(TOPOLOGIES)),
         "stage": st.sampled_from([0, 1, 2, 3]),
         "offload": st.sampled_from(["none", "cpu", "generating"]),
-        "dtype": st.sampled_from(["float32", "bfloat16"]),
+        "dtype": st.sampled_from(["float32", "bfloat16", "int8"]),
         "lora": st.booleans(),
         "beta": st.sampled_from([0.0, 0.1]),
         "level": st.sampled_from([0, 1, 2]),

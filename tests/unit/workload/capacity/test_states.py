@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from grpo_spec.trainer import TrainerConfig
-from grpo_workload.capacity.states import bucket_bytes, live_bytes, num_parameters, training_footprint
+from grpo_workload.capacity.states import Footprint, bucket_bytes, live_bytes, num_parameters, training_footprint
 
 
 def config(
@@ -51,6 +52,20 @@ def test_states_in_bfloat16_take_half(stage: int, after: int, before: int) -> No
     settings = config("bfloat16", parallelism={"zeroStage": stage, "optimizerDtype": "bfloat16"})
     need = training_footprint(settings, num_parameters=1000, world_size=2)
     assert (need.states, need.states + need.gradients) == (1000 * after, 1000 * before)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_moments_in_8_bits_take_a_quarter_and_leave_masters_and_gradients_as_they_are(stage: int, dtype: str) -> None:
+    def need(optimizer_dtype: str) -> Footprint:
+        parallelism = {"zeroStage": stage, "optimizerDtype": optimizer_dtype, "offloadOptimizer": "generating"}
+        return training_footprint(config(dtype, parallelism=parallelism), num_parameters=51200, world_size=2)
+
+    whole, ours = need("float32"), need("int8")
+    share = 51200 if stage == 0 else 25600
+    assert (whole.moments, ours.moments) == (8 * share, 2 * share + 2 * 4 * share // 256)
+    assert replace(whole, moments=0, away=0) == replace(ours, moments=0, away=0)
+    assert ours.away == whole.away - whole.moments + ours.moments
 
 
 def test_an_offloaded_optimizer_takes_no_memory_and_a_reference_model_doubles_the_weights() -> None:

@@ -23,6 +23,12 @@ class HostMemory:
             # Memory that is freed while it is registered can never be registered again.
             weakref.finalize(self, _unregister, self.bytes)
 
+    def storage(self, start: int, size: int) -> torch.UntypedStorage:
+        """Return `size` of the bytes from `start` on as a storage of its own."""
+        if size == 0:
+            return torch.empty(0, dtype=torch.uint8).untyped_storage()
+        return torch.frombuffer(self.bytes.numpy(), dtype=torch.uint8, count=size, offset=start).untyped_storage()
+
 
 def aligned(size: int) -> int:
     """Return the next multiple of `ALIGNMENT` from `size` on."""

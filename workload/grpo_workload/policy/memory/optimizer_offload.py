@@ -92,12 +92,13 @@ class OptimizerStates:
         for slot in self._slots:
             slot.within(host).copy_(bytes_of(slot.storage), non_blocking=True)
         wait(self._device)
-        starts = {slot.storage._cdata: slot.start for slot in self._slots}
+        # A storage of its own for each, since torch.save refuses one whose tensors are of several types.
+        storages = {slot.storage._cdata: self._memory.storage(slot.start, slot.size) for slot in self._slots}
         for tensor in tensors:
             on_device = tensor.data
-            offset = starts[tensor.untyped_storage()._cdata] // tensor.itemsize + tensor.storage_offset()
+            storage = storages[tensor.untyped_storage()._cdata]
             values = torch.empty(0, dtype=tensor.dtype).set_(
-                host.untyped_storage(), offset, tensor.size(), tensor.stride()
+                storage, tensor.storage_offset(), tensor.size(), tensor.stride()
             )
             tensor.data = values
             self._away.append(_Away(tensor, on_device))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,13 +110,8 @@ class Policy:
             model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": has_dropout})
         # DeepSpeed casts the whole module, but transformers and vLLM keep rotary frequencies in float32 on purpose.
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-        optimizer = torch.optim.AdamW(
-            [parameter for parameter in model.parameters() if parameter.requires_grad],
-            lr=config.training.learning_rate,
-            betas=(config.training.adam_beta1, config.training.adam_beta2),
-            eps=config.training.adam_epsilon,
-            weight_decay=0.0,  # `decay_weights` decays
-            fused=device == Device.CUDA,
+        optimizer = _optimizer(
+            [parameter for parameter in model.parameters() if parameter.requires_grad], config, device
         )
         schedule = get_scheduler(
             config.training.lr_scheduler_type,
@@ -274,9 +269,26 @@ class Policy:
         """Whether optimizer states are in host memory except during the optimizer's step."""
         return self._states is not None
 
+    @property
+    def has_int8_moments(self) -> bool:
+        """Whether AdamW's moments are in 8 bits."""
+        return self._config.parallelism.optimizer_dtype == "int8"
+
     def with_states(self) -> AbstractContextManager[None]:
         """Within it, optimizer states are on the device, where the optimizer updates them."""
         return self._states.on_device() if self._states else nullcontext()
+
+    @contextmanager
+    def converted_arrives(self) -> Iterator[None]:
+        """Within it, DeepSpeed may load a checkpoint that was converted."""
+        with self.with_states():
+            if not self.has_int8_moments:
+                yield
+                return
+            from grpo_workload.policy.step.int8_moments import plain_moments_arrive  # late: see `environment.show`
+
+            with plain_moments_arrive(self.deepspeed_engine):
+                yield
 
     @torch.no_grad()
     def logprobs(
@@ -346,6 +358,23 @@ class Policy:
         """Write a folder that peft's `from_pretrained` loads. Only the thread that trains may: peft uses the module."""
         assert self.adapters is not None
         self.adapters.save(folder, weights)
+
+
+def _optimizer(parameters: list[Any], config: TrainerConfig, device: Device) -> torch.optim.Optimizer:
+    """Return AdamW without weight decay, which `decay_weights` adds."""
+    if config.parallelism.optimizer_dtype == "int8":
+        from grpo_workload.policy.step.int8_moments import Int8Adam  # late: see `environment.show`
+
+        return Int8Adam(parameters, config.training)
+    training = config.training
+    return torch.optim.AdamW(
+        parameters,
+        lr=training.learning_rate,
+        betas=(training.adam_beta1, training.adam_beta2),
+        eps=training.adam_epsilon,
+        weight_decay=0.0,
+        fused=device == Device.CUDA,
+    )
 
 
 def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Device, timeout_seconds: int) -> Accelerator:

@@ -6,12 +6,14 @@ Ends with the longest sequence that the job allows, so that what does not fit sh
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
 
+from grpo_spec.optimizer import INT8_MOMENTS
 from grpo_workload.algorithm.micro_batch import MicroBatch, filler, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.token_budget import NUM_PASSES, Pass, expected, largest, next_pass
@@ -218,4 +220,7 @@ def missing_moments(policy: Policy) -> int:
         return 0
     optimizer = adam(policy.deepspeed_engine)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    return sum(2 * weight.nbytes for weight in weights if weight.is_cuda and not optimizer.state.get(weight))
+    missing = [weight for weight in weights if weight.is_cuda and not optimizer.state.get(weight)]
+    if policy.has_int8_moments:
+        return sum(math.ceil(INT8_MOMENTS * weight.numel()) for weight in missing)
+    return sum(2 * weight.nbytes for weight in missing)

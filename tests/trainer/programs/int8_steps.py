@@ -1,0 +1,100 @@
+"""Steps with AdamW's moments in 8 bits, beside those in float32 and beside bitsandbytes alone.
+
+int8_steps.py MODEL PLAN...: a PLAN is STAGE:DTYPE, or STAGE:DTYPE:lora. Each rank reports by plan: the losses with
+moments in float32 and in 8 bits, whether each step moved this rank's weights as a plain bitsandbytes optimizer does
+with the same gradients, and the types of the moments.
+"""
+
+# ruff: noqa: E402  # variables have to be set before the imports
+
+import os
+import sys
+
+from grpo_spec.contract import Device
+from grpo_workload.ranks import environment
+
+environment.prepare(Device.CPU, os.environ)
+environment.show("bitsandbytes")
+
+import torch
+from accelerate.state import AcceleratorState
+from bitsandbytes.optim.adamw import AdamW8bit
+from fixed_samples import PAD, take_step
+from results import report
+
+from grpo_spec.trainer import TrainerConfig
+from grpo_workload.policy.memory.optimizer_offload import adam
+from grpo_workload.policy.step.policy import Policy
+
+STEPS = (0, 2, 3, 0, 2, 3)  # of `fixed_samples`: by the correction's weights, the loss changes from time to time
+
+
+def make_policy(model, plan, optimizer_dtype):
+    stage, dtype, *lora = plan.split(":")
+    config = TrainerConfig.model_validate(
+        {
+            "model": {"path": model, "dtype": dtype},
+            "dataset": {"path": "unused"},
+            "rewards": [{"name": "unused", "stopped": {}}],
+            "training": {
+                "perDeviceTrainBatchSize": 4,
+                "learningRate": 1e-3,
+                "weightDecay": 0.5,
+            },
+            "parallelism": {"zeroStage": int(stage), "optimizerDtype": optimizer_dtype},
+            **({"lora": {"r": 16}} if lora else {}),
+        }
+    )
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Policy(config, Device.CPU, timeout_seconds=60, pad_token_id=PAD), config
+
+
+class Beside:
+    """A plain bitsandbytes optimizer for each tensor, which takes the steps of the policy's with the same gradients."""
+
+    def __init__(self, policy):
+        self._plain = {}
+        self.equal = []
+        optimizer = adam(policy.deepspeed_engine)
+        optimizer.register_step_pre_hook(self._copy)
+        optimizer.register_step_post_hook(self._compare)
+
+    def _copy(self, optimizer, *_):
+        for group in optimizer.param_groups:
+            for tensor in (one for one in group["params"] if one.grad is not None):
+                if tensor not in self._plain:
+                    copy = torch.nn.Parameter(tensor.detach().clone())
+                    settings = {name: group[name] for name in ("betas", "eps")}
+                    self._plain[tensor] = copy, AdamW8bit([copy], weight_decay=0.0, **settings)
+                copy, plain = self._plain[tensor]
+                copy.data.copy_(tensor.data)
+                copy.grad, plain.param_groups[0]["lr"] = tensor.grad.clone(), group["lr"]
+
+    def _compare(self, optimizer, *_):
+        for group in optimizer.param_groups:
+            for tensor in (one for one in group["params"] if one.grad is not None):
+                copy, plain = self._plain[tensor]
+                before = copy.detach().clone()
+                plain.step()
+                ours, theirs = optimizer.state[tensor], plain.state[copy]
+                moments = all(torch.equal(ours[name], theirs[name]) for name in ("state1", "state2"))
+                self.equal.append(moments and torch.equal(tensor, copy) and not torch.equal(before, copy))
+
+
+def losses(policy, config):
+    return [take_step(policy, step, config.training)["loss"] for step in STEPS]
+
+
+def run(model, plan):
+    whole, config = make_policy(model, plan, "float32")
+    result = {"float32": losses(whole, config)}
+    policy, config = make_policy(model, plan, "int8")
+    beside = Beside(policy)
+    result |= {"int8": losses(policy, config), "equal": beside.equal}
+    states = adam(policy.deepspeed_engine).state.items()
+    result["types"] = sorted({f"{tensor.dtype} {state['state1'].dtype}" for tensor, state in states})
+    return result
+
+
+_, model, *plans = sys.argv
+report({plan: run(model, plan) for plan in plans})
