@@ -1,6 +1,5 @@
 """Reward curves of our trainer and TRL's, and held-out problems solved: SmolLM2-135M-Instruct on reasoning-gym.
 
-    python -m benchmarks.vs_trl.reward_parity all --output learning.jsonl
     python -m benchmarks.vs_trl.reward_parity run --side trl --topology Server --seed 1 --gpus 2,3 --output parity.jsonl
     python -m benchmarks.vs_trl.reward_parity run --side ours --seed 1 --device cpu --size tiny --steps 2
     python -m benchmarks.vs_trl.reward_parity plot parity.jsonl --image parity.png
@@ -12,15 +11,12 @@ line has every step of a run, and the share of problems solved before and after 
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +75,7 @@ def run(side: str, name: str, gpus: str, size: str | None, output: Path, **optio
     task, device, seed, steps = TASKS[name], options["device"], options["seed"], options["steps"]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        model = _model(folder, size)
+        model = make_or_find_model(folder, size)
         tokenizer = AutoTokenizer.from_pretrained(model)
         source = task.load(tokenizer, seed)
         prompts = [prompt for step in range(steps) for prompt in source.batch(step, PROMPTS)]
@@ -99,51 +95,9 @@ def run(side: str, name: str, gpus: str, size: str | None, output: Path, **optio
     }
     line["versions"] = versions("torch", "transformers", "deepspeed", "trl", "vllm")
     line |= {"gpus": gpu_names() if device == "cuda" else []}
-    line["command"] = " ".join([f"python -m {MODULE}", *(one for one in sys.argv[1:] if str(output) not in one)])
+    line["command"] = " ".join([f"python -m {MODULE}", *(one for one in sys.argv[1:] if "output" not in one)])
     append(output, line)
     print(side, name, seed, line["final_accuracy"], line["held_out"], flush=True)
-
-
-@main.command()
-@click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, default=list(TASKS), show_default=True)
-@click.option("--seed", "seeds", type=int, multiple=True, default=(1, 2, 3), show_default=True)
-@click.option("--side", "sides", type=click.Choice(SIDES), multiple=True, default=SIDES, show_default=True)
-@click.option("--steps", default=40, show_default=True)
-@click.option("--at-once", default=9, show_default=True, help="Number of runs side by side on one GPU.")
-@click.option("--seconds", default=250, show_default=True, help="Longest time of a run.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
-@click.option("--size", type=click.Choice(["tiny"]), help="A tiny random model in place of SmolLM2.")
-@click.option("--output", type=click.Path(path_type=Path), required=True)
-def all_(
-    tasks: tuple[str, ...], seeds: tuple[int, ...], sides: tuple[str, ...], at_once: int, seconds: int, **options: Any
-) -> None:
-    """Run each task, seed and side that OUTPUT has no line of yet, colocated. Logs are beside it."""
-    output = options["output"] = options["output"].resolve()
-    lines = output.read_text().splitlines() if output.exists() else []
-    known = {(line["task"], line["seed"], line["side"]) for line in map(json.loads, lines)}
-    _model(Path(), None)  # once, before all runs want it
-    shared = [f"--{name}={value}" for name, value in options.items() if value is not None]
-
-    def start(task: str, seed: int, side: str) -> bool:
-        command = [sys.executable, "-m", MODULE, "run", *shared]
-        with output.with_name(f"{task}-{side}-{seed}.log").open("w") as log:
-            try:
-                done = subprocess.run(
-                    [*command, f"--task={task}", f"--seed={seed}", f"--side={side}"],
-                    stdout=log, stderr=log, timeout=seconds, check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                print(f"FAILED {task} {side} {seed}: not done after {seconds} s", flush=True)
-                return False
-        print(
-            ("" if done.returncode == 0 else "FAILED ") + Path(log.name).read_text().strip().splitlines()[-1],
-            flush=True,
-        )
-        return done.returncode == 0
-
-    runs = [one for one in itertools.product(tasks, seeds, sides) if one not in known]
-    with ThreadPoolExecutor(at_once) as pool:
-        sys.exit(not all(list(pool.map(lambda one: start(*one), runs))))
 
 
 @main.command()
@@ -181,7 +135,7 @@ def plot(lines: Path, image: Path) -> None:
     figure.savefig(image)
 
 
-def _model(folder: Path, size: str | None) -> str:
+def make_or_find_model(folder: Path, size: str | None) -> str:
     """Return the folder of the model that is trained."""
     if size is not None:
         from support.trainer.tiny_model import make_tiny_model

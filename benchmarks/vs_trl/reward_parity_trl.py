@@ -18,7 +18,7 @@ from grpo_cli.local.processes import free_ports
 from grpo_workload.algorithm.samples import Prompt
 
 CACHE = 2**30  # bytes of vLLM's KV cache
-CONTEXT = 256
+CONTEXT = 512
 
 
 def run_trl(
