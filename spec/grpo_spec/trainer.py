@@ -73,6 +73,13 @@ class ParallelismConfig(Section):
         "the backward pass. Set it where long completions do not fit otherwise. Larger micro-batches fit; a rank "
         "needs 2 bytes x layers x hidden size of host memory for each token of a micro-batch.",
     )
+    sequence: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Number of neighbouring trainer GPUs that share each sequence, its tokens divided among them. Set "
+        "it where long sequences do not fit on one.",
+    )
 
 
 _SAME_ROWS = "self.evaluation.dataset.split == self.dataset.split && " + " && ".join(

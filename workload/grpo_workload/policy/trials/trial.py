@@ -189,6 +189,8 @@ def _own(policy: Policy, batch: MicroBatch, attention: str) -> tuple[Tensor, flo
     And the largest difference of these to what `LogitChange` makes of the output layer's, as a share of the largest.
     """
     usual, plain = policy.module.config._attn_implementation, []
+    if policy.head.replay is not None:
+        policy.head.replay.use(batch.experts_NLX)
 
     def capture(_layer: Any, _inputs: Any, output: Tensor) -> None:
         plain.append(output[0].float())
