@@ -58,8 +58,7 @@ def configured(mode, model, sequence):
 def steps(config):
     torch.manual_seed(0)  # adapters
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
-    if policy.group is not None:
-        try_policy(policy, config)
+    try_policy(policy, config)
 
     def trained():
         named = {name: one for name, one in policy.module.named_parameters() if one.requires_grad}
