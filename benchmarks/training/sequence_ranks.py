@@ -6,9 +6,9 @@
 
 Each configuration runs with each number of ranks, which all share the sequence (`parallelism.sequence`): optimizer
 steps on random tokens on the trainer's policy, with gradient checkpointing and on random weights of Qwen2.5's shapes.
-A line has the seconds of each step after a warm-up, tokens per second by their median, the peaks of what torch allocates
-and reserves on each GPU, beside the plan, and the loss and gradient norm of each step, which all numbers of ranks share
-but for rounding.
+A line has the seconds of each step after a warm-up, tokens per second by their median, the peaks of what torch
+allocates and reserves on each GPU, beside the plan, and the loss and gradient norm of each step, which all numbers of
+ranks share but for rounding.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def run_ranks(count: int, options: list[str], folder: Path, seconds: int) -> str
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
         command = [sys.executable, "-m", "benchmarks.training.sequence_ranks", *options]
         started.append(subprocess.Popen(command, env=os.environ | world | own, stderr=log.open("w")))
-    deadline, codes = time.monotonic() + seconds, [None] * count
+    deadline = time.monotonic() + seconds
+    codes: list[int | None] = [None] * count
     while None in codes and not any(codes) and time.monotonic() < deadline:
         time.sleep(0.2)
         codes = [one.poll() for one in started]

@@ -40,7 +40,11 @@ def test_steps_are_those_of_one_rank(run_program, tmp_path, ranks):
         for step, (own, theirs) in enumerate(zip(ours["weights"], expected["weights"], strict=True)):
             for weight, value in theirs.items():
                 torch.testing.assert_close(
-                    own[weight], value, atol=1e-5, rtol=1e-6, msg=lambda m, n=name, s=step, w=weight: f"{n} {s} {w}: {m}"
+                    own[weight],
+                    value,
+                    atol=1e-5,
+                    rtol=1e-6,
+                    msg=lambda m, n=name, s=step, w=weight: f"{n} {s} {w}: {m}",
                 )
         for what in ("metrics", "generation"):
             for own, theirs in zip(ours[what], expected[what], strict=True):

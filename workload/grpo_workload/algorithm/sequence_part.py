@@ -6,7 +6,7 @@ Shapes: N tokens of the micro-batch, K its completion tokens, P those of them wh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ def shares(count: int, size: int) -> list[int]:
 
 def spans(count: int, size: int) -> list[slice]:
     """Return the contiguous parts of `shares`."""
-    edges = list(accumulate(shares(count, size), initial=0))
-    return [slice(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [slice(*edges) for edges in pairwise(accumulate(shares(count, size), initial=0))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class SequencePart:
         return SequencePart(batch, own, own_P, places_P, targets_P)
 
     @property
-    def experts_NLX(self) -> Tensor | None:
+    def experts(self) -> Tensor | None:
         """`MicroBatch.experts_NLX` of the rank's tokens."""
         return None if self.batch.experts_NLX is None else self.batch.experts_NLX[self.own]
 

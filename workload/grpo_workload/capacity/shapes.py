@@ -23,7 +23,7 @@ from grpo_workload.weights.export import full
 logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 65_536
-"""Tokens that a rank is fed of a micro-batch of several sequences, at most: `algorithm.token_budget` chooses no more."""
+"""Tokens that a rank is fed of a micro-batch of several sequences: `algorithm.token_budget` chooses no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,7 +178,10 @@ def _warn(config: TrainerConfig, choice: Choice, prompt_tokens: int) -> None:
             length,
             choice.longest / GIB,
         )
-    elif choice.tokens < min(length, MOST * config.parallelism.sequence) and config.training.max_tokens_per_micro_batch is None:
+    elif (
+        choice.tokens < min(length, MOST * config.parallelism.sequence)
+        and config.training.max_tokens_per_micro_batch is None
+    ):
         logger.warning(
             "memory is so short that a long sequence is a micro-batch of its own, which is slow: %.1f GiB are free "
             "beside weights, optimizer states and a tenth of the GPU; parallelism.zeroStage 3, "

@@ -93,7 +93,7 @@ class LogprobHead:
         """Return `logprobs_and_entropies` of all completion tokens."""
         part = None if self._group is None else SequencePart.of(batch, self._group.place, self._group.size)
         if self.replay is not None:
-            self.replay.use((part or batch).experts_NLX)
+            self.replay.use(batch.experts_NLX if part is None else part.experts)
         if self._group is None or part is None:
             with self.targets(batch.places_K, batch.targets_K, temperature, truncation, penalised):
                 whole_K3: Tensor = model(**batch.model_inputs()).logits

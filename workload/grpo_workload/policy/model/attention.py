@@ -46,12 +46,12 @@ def register() -> None:
 def keep_bounds(model: Any) -> None:
     """Give each layer of attention the bounds of sequences in each call: some families (Nemotron) do not pass them.
 
-    And the keys of sequences that share a prompt, and the exchange of a sequence group, which no family passes. No other layer gets bounds in models that
-    cannot be packed: these have one sequence at a time (`check_layers`), and transformers 5.20 refuses bounds, even of
-    one, without kernels that know them (flash-linear-attention).
+    And the keys of sequences that share a prompt, and the exchange of a sequence group, which no family passes. No
+    other layer gets bounds in models that cannot be packed: these have one sequence at a time (`check_layers`), and
+    transformers 5.20 refuses bounds, even of one, without kernels that know them (flash-linear-attention).
     """
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
-    is_alone = bool(_unpackable(model.config))
+    is_alone = bool(unpackable(model.config))
 
     def note(_model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         own = kwargs.pop("shared_keys", None), kwargs.pop("exchange", None)
@@ -62,7 +62,7 @@ def keep_bounds(model: Any) -> None:
     model.register_forward_pre_hook(note, with_kwargs=True)
 
 
-def _unpackable(model_config: Any) -> set[str]:
+def unpackable(model_config: Any) -> set[str]:
     """Return the types of the model's layers that would mix sequences of one micro-batch."""
     return {*(getattr(model_config.get_text_config(), "layer_types", None) or ())} - _PACKABLE
 
@@ -78,7 +78,7 @@ def check_layers(model_config: Any, implementation: str, *, packs: bool) -> None
     Raises:
         ConfigError: it names the types of these layers, and the fields that would work.
     """
-    types = _unpackable(model_config)
+    types = unpackable(model_config)
     cures = []
     if implementation == VARLEN and types & _LEAVES_KEYS_OUT:
         cures.append("model.attention eager")
@@ -156,7 +156,8 @@ def attend(
     known = vars(module).get(_BOUNDS, (None, None, None, None))
     if cu_seq_lens_q is None:
         cu_seq_lens_q, max_length_q = known[:2]
-    shared_keys, exchange = shared_keys or known[2], known[3]
+    shared_keys = shared_keys or known[2]
+    exchange: Exchange | None = known[3]
     if cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(
             "attention over packed sequences was called without cu_seq_lens_q and max_length_q: "

@@ -81,7 +81,7 @@ class Exchange:
             [tokens * own * size for tokens in self.tokens],
             group=self.group.handle,
         )
-        parts = [part.view(count, _width(one), size) for part, one in zip(got.split(sizes), heads, strict=True)]
+        parts = [part.view(count, _width(one), size) for part, one in zip(torch.split(got, sizes), heads, strict=True)]
         if sum(map(_width, heads)) == num_heads:
             return torch.cat(parts, dim=1)
         dtype = torch.promote_types(got.dtype, torch.float32)

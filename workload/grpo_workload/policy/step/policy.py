@@ -159,7 +159,8 @@ class Policy:
         """Take one optimizer step; collective, with the same number of micro-batches on every rank.
 
         Args:
-            batches: this rank's micro-batches, the same for all ranks of a sequence group, taken one by one: the next is made while the device works on the last.
+            batches: this rank's micro-batches, taken one by one: the next is made while the device works on the last.
+                The same for all ranks of a sequence group.
             count: number of micro-batches.
             scale: denominators of the whole step, over all ranks.
 
@@ -223,8 +224,8 @@ class Policy:
         loss = poisoned(output.loss)
         if is_dropped:  # a loss may be finite where it masks or clips; no gradient is with NaN at each token
             loss = loss + math.nan * model.logprobs_BT.sum()
-        # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up. The ranks of a sequence group
-        # have the same loss, but each only the gradients of its own tokens' log-probabilities: they add up as well.
+        # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up. The ranks of a sequence
+        # group have the same loss, but each only the gradients of its own tokens' log-probabilities: these add up, too.
         self.deepspeed_engine.backward(loss * dist.get_world_size())
         sums.add(output, differences)
 
