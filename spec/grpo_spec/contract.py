@@ -169,6 +169,11 @@ class Contract(Section):
         return sum(member.gpus for member in self.members)
 
     @property
+    def sequence_groups(self) -> int:
+        """Number of groups of ranks that train on the same sequences: that of ranks, unless several share them."""
+        return self.world_size // self.config.parallelism.sequence
+
+    @property
     def master(self) -> Member:
         """The member that runs rank 0."""
         return self.members[0]

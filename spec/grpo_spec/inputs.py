@@ -163,17 +163,17 @@ class DatasetConfig(Section):
     )
     overlong_prompts: Literal["error", "skip", "truncate"] = Field(
         "error",
-        description="What happens to a prompt that leaves no room for maxCompletionLength tokens in maxModelLen or "
-        "the model's context. error ends the job and names the row. Set skip, which takes another row, where a few "
-        "rows are too long; truncate, which keeps the prompt's last tokens, where the question is at the end.",
+        description="For a prompt that leaves no room for maxCompletionLength tokens in maxModelLen or the model's "
+        "context. error ends the job and names the row. Set skip, which takes another row, where few are too long; "
+        "truncate, which keeps the prompt's last tokens, where the question is at the end.",
     )
     dataloader_num_workers: int | None = Field(
         None,
         ge=0,
         le=64,
-        description="Number of processes on each rank that prepare its prompts (reading, preprocess, tokenizing) "
-        "ahead of their step; with 0 the step waits for it. Raise it where steps wait for rows (time/prompts). "
-        "Default: 2 with preprocess or images, else 0.",
+        description="Processes on each rank that prepare its prompts (reading, preprocess, tokenizing) ahead of "
+        "their step; with 0 the step waits for it. Raise it where steps wait for rows (time/prompts). Default: 2 with "
+        "preprocess or images, else 0.",
     )
     prefetch_steps: int = Field(
         2,

@@ -67,8 +67,8 @@ class ExactMatchConfig(Section):
     extract: OneGroup | None = Field(
         None,
         description="Regular expression of Python with one group, which is the answer in the completion; the last "
-        "match counts. When not set, the whole completion is the answer. Set it where completions say more than the "
-        "answer, for example <answer>(.*?)</answer>.",
+        "match counts. Default: the whole completion. Set it where completions say more than the answer, for "
+        "example <answer>(.*?)</answer>.",
     )
 
 
@@ -88,8 +88,8 @@ class JsonSchemaConfig(Section):
     extract: OneGroup | None = Field(
         None,
         description="Regular expression of Python with one group, which is the JSON in the completion; the last match "
-        "counts. When not set, the whole completion is the JSON. Set it where completions say more than the JSON, for "
-        "example <answer>(.*?)</answer>.",
+        "counts. Default: the whole completion. Set it where completions say more than the JSON, for example "
+        "<answer>(.*?)</answer>.",
     )
 
 
@@ -243,9 +243,9 @@ class RewardConfig(Section):
         REWARD_SECONDS,
         ge=1,
         le=86_400,
-        description="Limit of one call, which scores the completions of one rank in one step. A call that takes longer "
-        "fails the rank, with a message that names the reward. With `accuracy` it is the limit of one answer, at most "
-        "15: an answer that takes longer scores 0 and is counted.",
+        description="Limit of one call, which scores one rank's completions of a step. A longer one fails the rank, "
+        "with a message that names the reward. With `accuracy` it is the limit of one answer, at most 15: one that "
+        "takes longer scores 0 and is counted.",
     )
 
     @property

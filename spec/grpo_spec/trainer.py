@@ -70,8 +70,14 @@ class ParallelismConfig(Section):
     offload_activations: bool = Field(
         False,
         description="With gradientCheckpointing: keep the activations that checkpointing saves in host memory until "
-        "the backward pass. Set it where long completions do not fit otherwise. Larger micro-batches fit; a rank "
+        "the backward pass. Set it where long completions do not fit otherwise. A rank "
         "needs 2 bytes x layers x hidden size of host memory for each token of a micro-batch.",
+    )
+    sequence: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Neighbouring trainer GPUs that share each sequence. Set it where long ones do not fit on one.",
     )
 
 

@@ -37,9 +37,9 @@ class EnvVar(Section):
         Rule(
             f"!(self.name in [{', '.join(repr(name) for name in sorted(RESERVED_ENV))}]) && "
             + " && ".join(f"!self.name.startsWith('{prefix}')" for prefix in RESERVED_PREFIXES),
-            "the operator and the launcher set this variable, and those of the same kind: "
+            "the operator and the launcher set this variable, as "
             f"{', '.join([*sorted(RESERVED_ENV), *(f'{prefix}*' for prefix in RESERVED_PREFIXES)])}; "
-            "remove it from env, or give it another name",
+            "remove or rename it",
             lambda e: not is_reserved(e.name),
         ),
     )
@@ -62,13 +62,12 @@ class PodTemplate(Section):
     labels: LabelMap = Field(
         default_factory=dict,
         max_length=64,
-        description="Additional labels of the pod. Set it where other programs choose pods by labels.",
+        description="More labels of the pod. Set it where other programs choose pods by labels.",
     )
     annotations: TextMap = Field(
         default_factory=dict,
         max_length=64,
-        description="Additional annotations of the pod. Set it where other programs read them, for example for a "
-        "second network.",
+        description="More annotations of the pod. Set it where other programs read them, as for a second network.",
     )
     node_selector: LabelMap = Field(
         default_factory=dict,
@@ -89,8 +88,8 @@ class PodTemplate(Section):
     )
     scheduler_name: ObjectName | None = Field(
         None,
-        description="Scheduler of the pod; default: Kubernetes' own. Set it where GPUs have a scheduler of their own, "
-        "such as Volcano or KAI.",
+        description="Scheduler of the pod; default: Kubernetes' own. Set it where GPUs have their own, such as Volcano "
+        "or KAI.",
     )
     priority_class_name: ObjectName | None = Field(
         None, description="PriorityClass of the pod. Set it where jobs compete for GPUs."
@@ -111,55 +110,54 @@ class PodTemplate(Section):
     )
     security_context: Object = Field(
         default_factory=dict,
-        description="The pod's security context. Set it where the image or a volume needs another user: its fields "
-        "override the defaults: user, group and fsGroup 65532, runAsNonRoot, seccomp RuntimeDefault.",
+        description="The pod's security context. Set it where the image or a volume needs another user: it overrides "
+        "user, group and fsGroup 65532, runAsNonRoot, seccomp RuntimeDefault.",
     )
     env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = Field(
         (), description="Environment variables of the container.", json_schema_extra=list_map("name")
     )
     env_from: Objects = Field(
         (),
-        description="ConfigMaps and Secrets whose keys become environment variables, as in a pod; variables of the "
-        "operator's and of `env` win over them. Set it for credentials of several variables, as of buckets.",
+        description="ConfigMaps and Secrets whose keys become environment variables, as in a pod; the operator's and "
+        "those of `env` win. Set it for credentials of several variables, as of buckets.",
     )
     resources: Object = Field(
         default_factory=dict,
-        description="Requests and limits, as in a pod; `gpus` of the group sets those for GPUs. Of cpu and memory, "
-        "what neither sets is requested as jobs.requests of the operator's chart says: 1 and 4Gi for each GPU.",
+        description="Requests and limits, as in a pod; `gpus` of the group sets those for GPUs. What neither "
+        "sets of cpu and memory is requested as jobs.requests of the operator's chart: 1 and 4Gi for each GPU.",
     )
     volumes: Objects = Field(
         (),
-        description="Additional volumes, as in a pod. Set it for data, models or code of your own. A job with a "
-        "hostPath, or with projected tokens or certificates of its service account, stays Invalid unless the values "
-        "of the operator's chart allow them.",
+        description="More volumes, as in a pod. Set it for data, models or code of your own. A job with a "
+        "hostPath, or projected tokens or certificates of its service account, stays Invalid unless the operator's "
+        "chart allows them.",
     )
     volume_mounts: Objects = Field(
-        (), description="Additional volume mounts of the container, as in a pod. Set it with `volumes`."
+        (), description="More volume mounts of the container, as in a pod. Set it with `volumes`."
     )
     init_containers: Objects = Field(
         (),
-        description="Containers that end before the job's own one starts, as in a pod; one with restartPolicy Always "
-        "runs beside it as a sidecar. Set it to fetch files, or for a proxy. They gain no privileges and have no "
-        "capabilities unless their securityContext says so; for privileged, capabilities.add and hostPort see "
-        "`privileged` and `hostNetwork`.",
+        description="Containers that end before the job's own starts, as in a pod; one with restartPolicy Always is a "
+        "sidecar. Set it to fetch files, or for a proxy. They gain no privileges and have no capabilities unless their "
+        "securityContext says so; for privileged, capabilities.add and hostPort see `privileged` and `hostNetwork`.",
     )
     host_network: bool = Field(
         False,
-        description="true: the pod has the network of its node, its ports are ports of the node, and no NetworkPolicy "
-        "holds for it. Set it where the fast network is only the node's. A job with it stays Invalid unless "
-        "jobs.allowHostNetwork of the operator's chart is set.",
+        description="true: the pod has the network and the ports of its node, and no NetworkPolicy holds for it. Set "
+        "it where the fast network is only the node's. Such a job is Invalid unless the operator's chart sets "
+        "jobs.allowHostNetwork.",
     )
     privileged: bool = Field(
         False,
         description="true: the container is privileged; for most uses securityContext also needs runAsUser 0 and "
-        "runAsNonRoot false. Set it where devices have no device plugin. A job with it stays Invalid unless "
-        "jobs.allowPrivileged of the operator's chart is set.",
+        "runAsNonRoot false. Set it where devices have no device plugin. Such a job is Invalid unless the operator's "
+        "chart sets jobs.allowPrivileged.",
     )
     termination_grace_period_seconds: int | None = Field(
         None,
         ge=1,
         le=86400,
-        description="Seconds that ranks have to save a checkpoint after SIGTERM; default: 300.",
+        description="Seconds to save a checkpoint after SIGTERM; default: 300.",
     )
 
 

@@ -35,6 +35,7 @@ _PORTS = (
     " + (has(self.generation.nodeLocal)"
     " ? [self.generation.nodeLocal.port, self.generation.nodeLocal.transferPort] : [])"
 )
+_RANKS = "g.replicas * (g.gpus - (has(self.generation.nodeLocal) ? self.generation.nodeLocal.gpusPerNode : 0))"
 
 
 class GRPOJobSpec(TrainerConfig):
@@ -57,6 +58,11 @@ class GRPOJobSpec(TrainerConfig):
             ),
             lambda s: max(1, min(g.gpus for g in s.trainer.groups) - 1),
             "[1, self.trainer.groups.map(g, g.gpus).min() - 1].max()",
+        ),
+        Rule(
+            f"self.trainer.groups.map(g, {_RANKS}).sum() % self.parallelism.sequence == 0",
+            "parallelism.sequence must divide the number of GPUs that train; 1 does",
+            lambda s: s.num_ranks % s.parallelism.sequence == 0,
         ),
         Rule(
             "!has(self.generation.nodeLocal) || !has(self.generation.nodeLocal.devices) || "
@@ -262,6 +268,12 @@ class GRPOJobSpec(TrainerConfig):
             self.rendezvous.status_port,
             *((generation.port, generation.transfer_port) if generation else ()),
         )
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of GPUs that train."""
+        engines = self.generation.node_local.gpus_per_node if self.generation.node_local else 0
+        return sum(group.replicas * (group.gpus - engines) for group in self.trainer.groups)
 
     def trainer_config(self) -> TrainerConfig:
         """Return the part of the spec that ranks read."""

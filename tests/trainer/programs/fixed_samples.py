@@ -77,8 +77,10 @@ def take_generation(policy, config):
 def train_on(policy, owned, training):
     """Take an optimizer step on the samples `owned[rank]`; return its metrics."""
     facts = [[fact(sample) for sample in own] for own in owned]
-    work = plan(facts, training, shares_prompts=policy.shares_prompts)
-    return policy.step(micro_batches(work, owned[dist.get_rank()], dist.get_rank()), work.num_micro_batches, work.scale)
+    sequence = policy.group.size if policy.group else 1
+    work = plan(facts, training, shares_prompts=policy.shares_prompts, sequence=sequence)
+    batches = micro_batches(work, owned[dist.get_rank()], dist.get_rank(), policy.group)
+    return policy.step(batches, work.num_micro_batches, work.scale)
 
 
 def fact(sample):

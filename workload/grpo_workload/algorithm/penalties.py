@@ -66,6 +66,11 @@ class Penalised:
     word_I: Tensor
     count_I: Tensor  # how often the word came in the completion before these rows
 
+    def among(self, chosen_P: Tensor) -> Penalised:
+        """Return what they do to some of the rows, whose numbers are in ascending order."""
+        row_I, stop_I = (torch.searchsorted(chosen_P, one) for one in (self.row_I, self.stop_I))
+        return Penalised(self.penalties, row_I, stop_I, self.word_I, self.count_I)
+
     def apply(self, logits_KW: Tensor, row: int, word: int) -> tuple[Tensor, Tensor]:
         """Change logits in place, which begin with this row and this word.
 

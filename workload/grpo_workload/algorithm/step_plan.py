@@ -1,4 +1,5 @@
 """The samples that each rank trains on: ranks get about equally many tokens, in the same number of micro-batches.
+Neighbouring ranks that share sequences (`parallelism.sequence`) get the same samples.
 
 The plan is a pure function of facts that all ranks have, so they all compute the same plan without communicating.
 Samples without a gradient are left out: those outside the loss, and those of advantage 0 unless other terms of the loss
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from grpo_spec.training import TrainingConfig
@@ -17,6 +19,7 @@ from grpo_workload.algorithm.micro_batch import FILLER_TOKENS
 from grpo_workload.algorithm.packing import pack
 from grpo_workload.algorithm.pieces import Piece, Unit, units
 from grpo_workload.algorithm.samples import Episode, length
+from grpo_workload.algorithm.sequence_part import shares
 
 TOLERANCE = 0.02
 """Samples move only while ranks differ by more than this share of a rank's mean tokens: moving costs time, too."""
@@ -81,10 +84,11 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The samples that each rank trains on in a step."""
+    """The samples that each sequence group trains on in a step: each rank, unless several share sequences."""
 
     scale: LossScale  # denominators of the whole step, including samples without a gradient
-    bins: list[list[list[Piece]]]  # samples by rank and micro-batch
+    bins: list[list[list[Piece]]]  # samples by group and micro-batch
+    sequence: int = 1  # neighbouring ranks of a group
 
     @property
     def num_micro_batches(self) -> int:
@@ -93,40 +97,48 @@ class Plan:
 
     def trained_tokens(self, rank: int) -> int:
         """Number of tokens of the samples that `rank` trains on; those of a shared prompt count once."""
-        return sum(piece.fed for pieces in self.bins[rank] for piece in pieces)
+        group, place = divmod(rank, self.sequence)
+        return shares(sum(piece.fed for pieces in self.bins[group] for piece in pieces), self.sequence)[place]
 
     def fed_tokens(self, rank: int) -> int:
         """Number of tokens that `rank` feeds the model, including fillers."""
-        return self.trained_tokens(rank) + FILLER_TOKENS * (self.num_micro_batches - len(self.bins[rank]))
+        group, place = divmod(rank, self.sequence)
+        fillers = FILLER_TOKENS * (self.num_micro_batches - len(self.bins[group]))
+        return self.trained_tokens(rank) + shares(fillers, self.sequence)[place]
 
 
-def plan(facts: Sequence[Sequence[Fact]], training: TrainingConfig, *, shares_prompts: bool = False) -> Plan:
-    """Plan the training on completions `facts[rank][index]`; with `shares_prompts`, some are fed their prompt once."""
+def plan(
+    facts: Sequence[Sequence[Fact]], training: TrainingConfig, *, shares_prompts: bool = False, sequence: int = 1
+) -> Plan:
+    """Plan the training on completions `facts[rank][index]`.
+
+    With `shares_prompts`, some are fed their prompt once; `sequence` neighbouring ranks share each sequence.
+    """
     num_tokens = sum(fact.tokens for own in facts for fact in own if _in_loss(fact, training))
     # Without a limit of the user's, a micro-batch may have all sequences of the step.
-    sequences = sum(len(fact.lengths) for own in facts for fact in own)
-    max_sequences = training.per_device_train_batch_size or max(1, sequences)
-    shares = spread(
-        [
-            units(
-                [
-                    (
-                        Piece(rank, place, tokens, sequence),
-                        fact.prompt if shares_prompts and sequence == 0 else None,
-                    )
-                    for place, fact in enumerate(own)
-                    if _in_loss(fact, training) and (fact.advantage != 0 or training.trains_advantage_0)
-                    for sequence, tokens in enumerate(fact.lengths)
-                ],
-                max_tokens=training.micro_batch_tokens,
-                max_sequences=max_sequences,
-            )
-            for rank, own in enumerate(facts)
-        ]
-    )
+    count = sum(len(fact.lengths) for own in facts for fact in own)
+    max_sequences = training.per_device_train_batch_size or max(1, count)
+    by_rank = [
+        units(
+            [
+                (
+                    Piece(rank, place, tokens, number),
+                    fact.prompt if shares_prompts and number == 0 else None,
+                )
+                for place, fact in enumerate(own)
+                if _in_loss(fact, training) and (fact.advantage != 0 or training.trains_advantage_0)
+                for number, tokens in enumerate(fact.lengths)
+            ],
+            max_tokens=training.micro_batch_tokens,
+            max_sequences=max_sequences,
+        )
+        for rank, own in enumerate(facts)
+    ]
+    by_group = [[*chain(*by_rank[first : first + sequence])] for first in range(0, len(by_rank), sequence)]
     num_sequences = sum(not fact.is_lost for own in facts for fact in own)
     scale = LossScale(num_sequences=max(1, num_sequences), num_tokens=num_tokens)
-    return Plan(scale=scale, bins=[_pack(share, training.micro_batch_tokens, max_sequences) for share in shares])
+    bins = [_pack(share, training.micro_batch_tokens, max_sequences) for share in spread(by_group)]
+    return Plan(scale=scale, bins=bins, sequence=sequence)
 
 
 def spread(shares: Sequence[Sequence[Unit]]) -> list[list[Unit]]:

@@ -34,6 +34,9 @@ def candidates(contract: Contract) -> Iterator[Edit]:
         yield "parallelism.gradientCheckpointing", True
     elif not parallelism.offload_activations:
         yield "parallelism.offloadActivations", True
+    if config.model.attention == "varlen":
+        ranks = range(parallelism.sequence + 1, contract.world_size + 1)
+        yield from (("parallelism.sequence", size) for size in ranks if contract.world_size % size == 0)
     if (cache := generation.kv_cache_bytes) is not None:
         yield from (("generation.kvCacheMemory", f"{max(1, int(cache * factor) >> 20)}Mi") for factor in _FACTORS)
     elif not generation.takes_rest:

@@ -26,7 +26,7 @@ def step_seconds(contract: Contract, plan: Plan, shapes: Shapes) -> float:
     passes = 4 + (2 if shapes.adapted is None else 0) + 2 * parallelism.gradient_checkpointing + 2 * (training.beta > 0)
     if config.lora is not None and config.lora.load_in_4bit:
         passes += 2  # values of 4 bits are computed again in each pass
-    micro_batches = max(1.0, samples * length / world / plan.chosen_tokens)
+    micro_batches = max(1.0, samples * length / contract.sequence_groups / plan.chosen_tokens)
     train = samples * length / world * passes * shapes.active / FLOPS + micro_batches * LAUNCHES
     if parallelism.zero_stage == 3:
         train += micro_batches * 3 * size * shapes.own / LINK

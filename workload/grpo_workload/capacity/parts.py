@@ -104,7 +104,11 @@ class Trainers:
     def phases(self, tokens: int, *, sends: bool, by_line: bool = False) -> dict[str, Parts]:
         """Return the parts of each phase on a rank's GPU, for micro-batches of `tokens`."""
         need, engine, generation = self.need, self.engine, self.config.generation
-        links = (self.world > 1) + (generation.tensor_parallel > 1 if engine else sends)
+        links = (
+            (self.world > 1)
+            + (self.config.parallelism.sequence > 1)
+            + (generation.tensor_parallel > 1 if engine else sends)
+        )
         always = {"CUDA context": CUDA_CONTEXT, "NCCL": links * COMMUNICATOR} | {
             "weights": need.weights,
             "reference weights": need.reference,
@@ -186,6 +190,8 @@ class Trainers:
         if found is not None:
             gradients += found.gradients
             parts |= {"activations": found.others, "logits": found.logits}
+            if (ranks := self.config.parallelism.sequence) > 1:  # sent, and got before heads are put side by side
+                parts["exchanged heads"] = 2 * BYTES[self.config.model.dtype] * shapes.attended * -(-tokens // ranks)
         return parts | {"gradients": gradients}
 
     def _buckets(self) -> int:

@@ -23,7 +23,7 @@ from grpo_workload.weights.export import full
 logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 65_536
-"""Tokens of a micro-batch of several sequences, at most: `algorithm.token_budget` chooses no larger one."""
+"""Tokens that a rank is fed of a micro-batch of several sequences: `algorithm.token_budget` chooses no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,13 @@ class Shapes:
     context: int | None  # tokens of the longest sequence that the model knows
     fields: Mapping[str, Any]  # of the text model's configuration, as transformers reads it
     is_quantized: bool  # by config.json: vLLM keeps it in a format of its own
+
+    @property
+    def attended(self) -> int:
+        """Numbers that attention gets of a token in one layer: of queries, keys and values."""
+        heads = self.fields.get("num_attention_heads") or 1
+        size = self.fields.get("head_dim") or self.hidden // heads
+        return int(size * (heads + 2 * (self.fields.get("num_key_value_heads") or heads)))
 
     @property
     def trained(self) -> int:
@@ -114,7 +121,8 @@ class Models:
         config = contract.config
         shapes = self.shapes(config)
         shortest, most = longest(contract, shapes), most_tokens(contract, shapes)
-        inner = (tiles.TILE, tiles.TILE + 1) if config.parallelism.gradient_checkpointing else ()
+        tile = config.parallelism.sequence * tiles.TILE
+        inner = (tile, tile + 1) if config.parallelism.gradient_checkpointing else ()
         ends = [shortest, *(one for one in inner if shortest < one < most), most]
         if not by_line or tokens in ends:
             return self._pass(config, tokens, shortest, is_first=holds_step(contract, shapes, tokens))
@@ -130,6 +138,8 @@ class Models:
         if not self._has_passes:
             return None
         parallelism, training = config.parallelism, config.training
+        # A rank's part of the tokens, or in attention its part of the heads.
+        tokens, length = (max(2, -(-one // parallelism.sequence)) for one in (tokens, length))
         shape: tuple[bool, ...] = (
             parallelism.gradient_checkpointing,
             parallelism.offload_activations,
@@ -158,15 +168,16 @@ def longest(contract: Contract, shapes: Shapes) -> int:
 
 
 def _step_sequences(contract: Contract) -> int:
+    """Return the sequences that a rank, or ranks that share them, train on in a step."""
     training = contract.config.training
-    return -(-training.prompts_per_step * training.num_generations // contract.world_size)
+    return -(-training.prompts_per_step * training.num_generations // max(1, contract.sequence_groups))
 
 
 def most_tokens(contract: Contract, shapes: Shapes) -> int:
     """Return the tokens that one micro-batch has at most; fewer than a rank's step where one does not hold it all."""
     sequences, length = _step_sequences(contract), longest(contract, shapes)
     sequences = min(sequences, contract.config.training.per_device_train_batch_size or sequences)
-    return max(length, min(MOST_TOKENS, sequences * length))
+    return max(length, min(MOST_TOKENS * contract.config.parallelism.sequence, sequences * length))
 
 
 def holds_step(contract: Contract, shapes: Shapes, tokens: int) -> bool:

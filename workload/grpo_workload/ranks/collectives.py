@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import deepspeed
 import torch
@@ -47,10 +47,10 @@ def on_main(action: Callable[[], T]) -> T:
     return cast(T, outcome[0])
 
 
-def gather(value: T) -> list[T]:
-    """Return the `value` of every rank, in rank order. It must pickle."""
-    values: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+def gather(value: T, group: Any = None) -> list[T]:
+    """Return the `value` of every rank, or of those of torch's process group `group`, in rank order. It must pickle."""
+    values: list[T | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group)
     return cast(list[T], values)
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from grpo_workload.algorithm.micro_batch import MicroBatch, filler, micro_batch
+from grpo_workload.algorithm.pieces import Piece
 from grpo_workload.algorithm.samples import Sample
 from grpo_workload.algorithm.step_plan import Plan
 from grpo_workload.ranks.collectives import gather
+from grpo_workload.ranks.sequence_group import SequenceGroup
 
 
-def micro_batches(plan: Plan, samples: Sequence[Sample], rank: int) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of `rank`, whose own samples are `samples`; collective if samples move between ranks."""
-    received = _exchange(plan, samples, rank)
-    for pieces in plan.bins[rank]:
+def micro_batches(
+    plan: Plan, samples: Sequence[Sample], rank: int, group: SequenceGroup | None = None
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of `rank`, whose own samples are `samples`; collective if samples move between ranks.
+
+    All ranks of a sequence group yield the same.
+    """
+    own = rank // plan.sequence
+    received = _exchange(plan, samples, rank, group)
+    for pieces in plan.bins[own]:
         yield micro_batch(
             [
                 (samples[piece.place] if piece.owner == rank else received[piece.owner, piece.place]).sequence(
@@ -23,14 +31,23 @@ def micro_batches(plan: Plan, samples: Sequence[Sample], rank: int) -> Iterator[
             ],
             [piece.shared for piece in pieces],
         )
-    yield from (filler() for _ in range(plan.num_micro_batches - len(plan.bins[rank])))
+    yield from (filler() for _ in range(plan.num_micro_batches - len(plan.bins[own])))
 
 
-def _exchange(plan: Plan, samples: Sequence[Sample], rank: int) -> dict[tuple[int, int], Sample]:
-    moving = [
-        piece for owner, bins in enumerate(plan.bins) for pieces in bins for piece in pieces if piece.owner != owner
-    ]
-    if not moving:
-        return {}
-    own = {(rank, piece.place): samples[piece.place].bare() for piece in moving if piece.owner == rank}
-    return {place: sample for part in gather(own) for place, sample in part.items()}
+def _exchange(
+    plan: Plan, samples: Sequence[Sample], rank: int, group: SequenceGroup | None
+) -> dict[tuple[int, int], Sample]:
+    """Return the samples of other ranks: those that move between groups from all, others from the rank's own group."""
+    staying: list[Piece] = []
+    moving: list[Piece] = []
+    for number, bins in enumerate(plan.bins):
+        for piece in (piece for pieces in bins for piece in pieces):
+            (staying if piece.owner // plan.sequence == number else moving).append(piece)
+
+    def sent(pieces: Iterable[Piece]) -> dict[tuple[int, int], Sample]:
+        return {(rank, piece.place): samples[piece.place].bare() for piece in pieces if piece.owner == rank}
+
+    parts = gather(sent(moving)) if moving else []
+    if group is not None:
+        parts += gather(sent(staying), group.handle)
+    return {place: sample for part in parts for place, sample in part.items()}

@@ -110,7 +110,7 @@ def _try(contract: Contract, policy: Policy, longest: Longest, prompt_tokens: in
             policy,
             CudaMemory(policy),
             longest_sample(policy, length, completion_tokens, longest.prompt),
-            most=most_tokens(contract, length, at_most=fixed or MOST),
+            most=most_tokens(contract, length, at_most=fixed or MOST * contract.config.parallelism.sequence),
             fixed=fixed,
             halvings=contract.micro_batch_halvings,
         )
@@ -154,6 +154,8 @@ def refusal(config: TrainerConfig, error: TooLongError, prompt_tokens: int) -> s
         cures.append("parallelism.zeroStage 3")
     if parallelism.optimizer_dtype == "float32" and parallelism.offload_optimizer != "cpu":
         cures.append("parallelism.optimizerDtype int8")
+    if config.model.attention == "varlen":
+        cures.append(f"parallelism.sequence over {parallelism.sequence}, with as many trainer GPUs at least")
     if parallelism.offload_optimizer == "none":
         cures.append("parallelism.offloadOptimizer")
     if config.generation.topology is Topology.COLOCATE and config.generation.sleep_level == 0:
@@ -178,7 +180,10 @@ def _warn(config: TrainerConfig, choice: Choice, prompt_tokens: int) -> None:
             length,
             choice.longest / GIB,
         )
-    elif choice.tokens < min(length, MOST) and config.training.max_tokens_per_micro_batch is None:
+    elif (
+        choice.tokens < min(length, MOST * config.parallelism.sequence)
+        and config.training.max_tokens_per_micro_batch is None
+    ):
         logger.warning(
             "memory is so short that a long sequence is a micro-batch of its own, which is slow: %.1f GiB are free "
             "beside weights, optimizer states and a tenth of the GPU; parallelism.zeroStage 3, "
@@ -197,7 +202,7 @@ def _warn(config: TrainerConfig, choice: Choice, prompt_tokens: int) -> None:
 
 
 def most_tokens(contract: Contract, length: int, *, at_most: int = MOST) -> int:
-    """Return the largest size of use: what a rank trains on in a step, if all sequences are as long as may be.
+    """Return the largest size of use: what a rank, or ranks that share sequences, train on in a step of the longest.
 
     Args:
         contract: the job.
@@ -205,7 +210,7 @@ def most_tokens(contract: Contract, length: int, *, at_most: int = MOST) -> int:
         at_most: no size is larger.
     """
     training = contract.config.training
-    sequences = -(-training.prompts_per_step * training.num_generations // contract.world_size)
+    sequences = -(-training.prompts_per_step * training.num_generations // contract.sequence_groups)
     sequences = min(sequences, training.per_device_train_batch_size or sequences)
     return min(at_most, sequences * length)
 

@@ -28,6 +28,8 @@ from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.policy.model.families import ALL, TESTED
 from grpo_workload.policy.model.load import empty_model, holds_adapters, read_config, read_fields
 from grpo_workload.policy.model.router_replay import find_routers
+from grpo_workload.policy.model.sequence_check import check_sequence
+from grpo_workload.ranks.sequence_group import check_size
 from grpo_workload.training.call_check import describe_calls
 from grpo_workload.weights.export import full
 
@@ -158,6 +160,16 @@ def _attention(subject: Subject) -> str:
     return f"model.attention {kind}, {how}"
 
 
+def _sequence(subject: Subject) -> str | None:
+    """Refuse ranks that cannot share sequences."""
+    size, world_size = subject.config.parallelism.sequence, subject.contract.world_size
+    if size == 1:
+        return None
+    check_size(size, world_size)
+    check_sequence(subject.model.config, subject.config.model.attention, size)
+    return f"{size} neighbouring ranks share each sequence, in {world_size // size} groups"
+
+
 def _rope(subject: Subject) -> str | None:
     """Refuse lengths at which rotary embeddings are not known to be vLLM's."""
     rope.check_rope(subject.model.config, subject.config)
@@ -270,6 +282,7 @@ AT_START: Aspects = {
     "dtype": _dtype,
     "family": _family,
     "attention": _attention,
+    "sequences": _sequence,
     "rope": _rope,
     "inputs": _inputs,
     "router replay": _router_replay,  # before adapters, which wrap routers

@@ -35,7 +35,8 @@ def prepare(run: Run, generation: Generation) -> dict[int, Work]:
     training = run.config.training
     shares = run.policy.shares_prompts
     plans = {
-        batch: plan(rollout.facts, training, shares_prompts=shares) for batch, rollout in generation.rollouts.items()
+        batch: plan(rollout.facts, training, shares_prompts=shares, sequence=run.config.parallelism.sequence)
+        for batch, rollout in generation.rollouts.items()
     }
     if len(plans) > 1:
         mean_tokens = mean(one.scale.num_tokens for one in plans.values())
@@ -43,7 +44,7 @@ def prepare(run: Run, generation: Generation) -> dict[int, Work]:
     later = {batch_of(step, training) for step in generation.steps[1:]}
     works = {}
     for batch, rollout in generation.rollouts.items():
-        made: Iterable[MicroBatch] = micro_batches(plans[batch], rollout.samples, run.rank)
+        made: Iterable[MicroBatch] = micro_batches(plans[batch], rollout.samples, run.rank, run.policy.group)
         if batch in later:
             takes_generators = training.importance_sampling_correction == "bypass"
             made = [one if takes_generators else _with_old_logprobs(run, one) for one in made]

@@ -113,6 +113,10 @@ REFUSED = [
         "nodeLocal.gpusPerNode must be nodeLocal.enginesPerNode x tensorParallel",
     ),
     (
+        _trainer([(1, 5), (2, 8)]) | _node_local(gpusPerNode=1) | {"parallelism": {"sequence": 4}},  # 4 + 2 x 7 ranks
+        "parallelism.sequence must divide the number of GPUs that train",
+    ),
+    (
         _node_local(gpusPerNode=1),
         "generation.nodeLocal.gpusPerNode must leave every trainer pod at least one GPU to train on; 1 would work",
     ),

@@ -89,6 +89,15 @@ def test_a_micro_batch_has_as_many_sequences_as_the_job_says(options, sizes):
     assert plan([[fact()], []], TrainingConfig(**options)).bins == [[[Piece(0, 0, 6)]], []]
 
 
+def test_ranks_that_share_sequences_train_on_the_same_samples_and_half_of_the_tokens():
+    facts = [[fact(5)], [fact(3)], [fact(8)], []]
+    shared = plan(facts, TrainingConfig(), sequence=2)
+    assert shared.bins == [[[Piece(0, 0, 7), Piece(1, 0, 5)]], [[Piece(2, 0, 10)]]]
+    assert [shared.trained_tokens(rank) for rank in range(4)] == [6, 6, 5, 5]
+    filled = Plan(scale=shared.scale, bins=[*shared.bins[:1], []], sequence=2)
+    assert [filled.fed_tokens(rank) for rank in range(4)] == [6, 6, 1, 1]
+
+
 def test_ranks_with_fewer_micro_batches_feed_fillers():
     two = [[Piece(0, 0, 6)], [Piece(0, 1, 5)]]
     uneven = Plan(scale=LossScale(num_sequences=2, num_tokens=11), bins=[two, []])

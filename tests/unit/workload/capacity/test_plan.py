@@ -310,6 +310,19 @@ def test_longest_sequences_and_micro_batches_follow_the_job() -> None:
     assert tokens(perDeviceTrainBatchSize=1) == (1000, 1000, 1000)
 
 
+def test_ranks_that_share_sequences_divide_activations() -> None:
+    def passes(length: int, sequence: int) -> dict[str, int]:
+        parallelism = {"gradientCheckpointing": True, "sequence": sequence}
+        fields = spec("qwen2.5-0.5b", gpus=6, generation={"maxModelLen": length}, parallelism=parallelism)
+        return planned(fields, models=MODELS).gpus[0].phases["forward+backward"]
+
+    alone, shared = passes(16_384, 1), passes(32_768, 2)
+    added = {"exchanged heads": 2 * 2 * 64 * (14 + 2 * 2) * 16_384, "NCCL": 2 * alone["NCCL"]}
+    assert shared == alone | added
+    edits = {edit for edit, _ in own_edits(contract_of(job(spec(gpus=6)))) if edit[0] == "parallelism.sequence"}
+    assert edits == {("parallelism.sequence", size) for size in (2, 3, 6)}
+
+
 @pytest.mark.parametrize(
     ("training", "tokens", "is_whole"),
     [

@@ -177,6 +177,8 @@ def test_a_group_that_is_lost_as_a_whole_teaches_nothing_and_is_replaced(tmp_pat
 
 def test_the_kl_penalty_is_of_own_tokens_and_unknown_for_lost_episodes() -> None:
     class Counting:
+        group = None
+
         def divergence(self, batch: MicroBatch, temperature: float) -> Tensor:
             return batch.mask_BC.sum(dim=1)
 

@@ -18,6 +18,7 @@ from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.shared_prompts import SharedKeys
 from grpo_workload.policy.model.attention_blocks import attend_in_blocks
 from grpo_workload.policy.model.attention_kernels import Bounds, by_cudnn, copied, one_by_one, takes_cudnn, varlen
+from grpo_workload.policy.model.exchange import Exchange
 
 VARLEN = "varlen"
 """Name under which the function is registered: a value of `model.attention`."""
@@ -45,23 +46,23 @@ def register() -> None:
 def keep_bounds(model: Any) -> None:
     """Give each layer of attention the bounds of sequences in each call: some families (Nemotron) do not pass them.
 
-    And the keys of sequences that share a prompt, which no family passes. No other layer gets bounds in models that
-    cannot be packed: these have one sequence at a time (`check_layers`), and transformers 5.20 refuses bounds, even of
-    one, without kernels that know them (flash-linear-attention).
+    And the keys of sequences that share a prompt, and the exchange of a sequence group, which no family passes. No
+    other layer gets bounds in models that cannot be packed: these have one sequence at a time (`check_layers`), and
+    transformers 5.20 refuses bounds, even of one, without kernels that know them (flash-linear-attention).
     """
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
-    is_alone = bool(_unpackable(model.config))
+    is_alone = bool(unpackable(model.config))
 
     def note(_model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        shared_keys = kwargs.pop("shared_keys", None)
+        own = kwargs.pop("shared_keys", None), kwargs.pop("exchange", None)
         for layer in layers:
-            vars(layer)[_BOUNDS] = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q"), shared_keys
+            vars(layer)[_BOUNDS] = kwargs.get("cu_seq_lens_q"), kwargs.get("max_length_q"), *own
         return args, {name: value for name, value in kwargs.items() if not (is_alone and name in BOUNDS)}
 
     model.register_forward_pre_hook(note, with_kwargs=True)
 
 
-def _unpackable(model_config: Any) -> set[str]:
+def unpackable(model_config: Any) -> set[str]:
     """Return the types of the model's layers that would mix sequences of one micro-batch."""
     return {*(getattr(model_config.get_text_config(), "layer_types", None) or ())} - _PACKABLE
 
@@ -77,7 +78,7 @@ def check_layers(model_config: Any, implementation: str, *, packs: bool) -> None
     Raises:
         ConfigError: it names the types of these layers, and the fields that would work.
     """
-    types = _unpackable(model_config)
+    types = unpackable(model_config)
     cures = []
     if implementation == VARLEN and types & _LEAVES_KEYS_OUT:
         cures.append("model.attention eager")
@@ -152,10 +153,11 @@ def attend(
             module, query_1HND, key_1GND, value_1GND, attention_mask, dropout=dropout, scaling=scaling, is_causal=False
         )
         return output, None
-    known = vars(module).get(_BOUNDS, (None, None, None))
+    known = vars(module).get(_BOUNDS, (None, None, None, None))
     if cu_seq_lens_q is None:
         cu_seq_lens_q, max_length_q = known[:2]
     shared_keys = shared_keys or known[2]
+    exchange: Exchange | None = known[3]
     if cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(
             "attention over packed sequences was called without cu_seq_lens_q and max_length_q: "
@@ -173,11 +175,34 @@ def attend(
         raise _unsupported(module, "a sliding window that only the mask tells", "use sdpa or eager")
     # Not tensor[0]: its backward pass would fill a tensor with zeros and copy the gradient into it.
     query_NHD, key_NGD, value_NGD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_1HND, key_1GND, value_1GND))
-    of_queries = of_keys = Bounds(cu_seq_lens_q, max_length_q)
+    of_queries, num_heads = Bounds(cu_seq_lens_q, max_length_q), query_NHD.size(1)
+    if exchange is not None:
+        query_NHD, key_NGD, value_NGD = exchange.to_heads(query_NHD, key_NGD, value_NGD)
+        s_aux = None if s_aux is None else s_aux[exchange.own_heads(num_heads)]
+    output_NHD = _compute(
+        query_NHD, key_NGD, value_NGD, of_queries, shared_keys, scaling, sliding_window, softcap, s_aux
+    )
+    if exchange is not None:
+        output_NHD = exchange.to_tokens(output_NHD, num_heads)
+    return output_NHD.unsqueeze(0), None
+
+
+def _compute(
+    query_NHD: Tensor,
+    key_NGD: Tensor,
+    value_NGD: Tensor,
+    of_queries: Bounds,
+    shared_keys: SharedKeys | None,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks_H: Tensor | None,
+) -> Tensor:
+    of_keys = of_queries
     if shared_keys is not None:
         of_keys = Bounds(shared_keys.bounds, shared_keys.longest)
         key_NGD, value_NGD = (copied(tensor, shared_keys.places_M) for tensor in (key_NGD, value_NGD))
-    if softcap is not None or s_aux is not None:
+    if softcap is not None or sinks_H is not None:
         # Blocks are of sequences with as many queries as keys.
         output_NHD = attend_in_blocks(
             query_NHD if shared_keys is None else copied(query_NHD, shared_keys.places_M),
@@ -185,18 +210,17 @@ def attend(
             value_NGD,
             of_keys.starts,
             scale=query_NHD.size(-1) ** -0.5 if scaling is None else scaling,
-            window=sliding_window,
+            window=window,
             softcap=softcap,
-            sinks_H=s_aux,
+            sinks_H=sinks_H,
         )
         if shared_keys is not None:
             output_NHD = output_NHD.index_select(0, shared_keys.own_N)
-        return output_NHD.unsqueeze(0), None
-    if shared_keys is None and takes_cudnn(query_NHD, key_NGD, value_NGD, of_keys, sliding_window):
-        return by_cudnn(query_NHD, key_NGD, value_NGD, of_keys, scaling).unsqueeze(0), None
+        return output_NHD
+    if shared_keys is None and takes_cudnn(query_NHD, key_NGD, value_NGD, of_keys, window):
+        return by_cudnn(query_NHD, key_NGD, value_NGD, of_keys, scaling)
     attention = varlen if _has_kernel(query_NHD) else one_by_one
-    output_NHD = attention(query_NHD, key_NGD, value_NGD, of_queries, of_keys, scaling, sliding_window)
-    return output_NHD.unsqueeze(0), None
+    return attention(query_NHD, key_NGD, value_NGD, of_queries, of_keys, scaling, window)
 
 
 def _unsupported(module: torch.nn.Module, what: str, cure: str) -> ConfigError:

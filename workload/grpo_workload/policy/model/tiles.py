@@ -13,6 +13,7 @@ tile is computed again once, and not twice.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 from types import MethodType
 from typing import Any
@@ -63,6 +64,23 @@ def gather_at_once(model: nn.Module) -> None:
         # Its gradients are reduced when that of its input is there. All inputs have one, also where adapters alone are
         # trained: with gradient checkpointing, transformers gives embeddings a gradient.
         set_z3_leaf_module(mlp, True)
+
+
+@contextmanager
+def unreduced(model: nn.Module) -> Iterator[None]:
+    """Within it, a backward pass that ends at hidden states leaves no gradients of wrapped MLPs for ZeRO-3's next step.
+
+    Hooks of gathered modules fire in such passes, too: they would hand over zeros, and those of the step once more.
+    """
+    weights = [weight for mlp in wrapped(model) for weight in mlp.parameters()]
+    for weight in weights:
+        vars(weight)["ds_grad_is_ready"] = False  # DeepSpeed's name
+    try:
+        yield
+    finally:
+        for weight in weights:
+            del vars(weight)["ds_grad_is_ready"]
+            weight.grad = None
 
 
 def _is_mlp(module: nn.Module) -> bool:

@@ -45,6 +45,7 @@ from grpo_workload.policy.step.rehearsal import undisturbed
 from grpo_workload.policy.step.step_sums import StepSums
 from grpo_workload.policy.step.weight_decay import decay_weights
 from grpo_workload.ranks.collectives import join
+from grpo_workload.ranks.sequence_group import join_group
 from grpo_workload.weights.export import Export, full
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class Policy:
         ds_config["checkpoint"] = {"load_universal": load_universal}
         self._accelerator = _accelerator(ds_config, config, device, timeout_seconds)
         self.device: torch.device = self._accelerator.device
+        self.group = join_group(config.parallelism.sequence)
         in_4_bits = config.lora if config.lora is not None and config.lora.load_in_4bit else None
         if in_4_bits is None:
             model = load_model(config, self.device)
@@ -103,7 +105,7 @@ class Policy:
         self.adapters = add_adapters(model, config)
         layers = output_layers(model) if self.adapters else None
         trains_entropy = config.training.entropy_coef > 0 or (self._own_loss is not None and self._own_loss.has_entropy)
-        self.head = LogprobHead(model, layers, trains_entropy=trains_entropy, replay=replay)
+        self.head = LogprobHead(model, layers, trains_entropy=trains_entropy, replay=replay, group=self.group)
         if config.parallelism.gradient_checkpointing:
             # Layers without dropout draw no random numbers: storing the generators' states for each would be a waste.
             has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
@@ -136,9 +138,11 @@ class Policy:
         self._reference: Reference | None = None
         if config.training.beta > 0:
             self._reference = (
-                Reference(self.module, self.head, self.adapters, is_partitioned=self.is_partitioned)
+                Reference(self.module, self.head, self.adapters, is_partitioned=self.is_partitioned, group=self.group)
                 if self.adapters
-                else frozen_copy(config, self.device, ds_config=ds_config, buffers=buffers, folder=reference)
+                else frozen_copy(
+                    config, self.device, ds_config=ds_config, buffers=buffers, folder=reference, group=self.group
+                )
             )
 
     @property
@@ -151,6 +155,7 @@ class Policy:
 
         Args:
             batches: this rank's micro-batches, taken one by one: the next is made while the device works on the last.
+                The same for all ranks of a sequence group.
             count: number of micro-batches.
             scale: denominators of the whole step, over all ranks.
 
@@ -185,7 +190,7 @@ class Policy:
     ) -> StepSums:
         """Run the passes of a step, which is skipped if `is_dropped`."""
         self.deepspeed_engine.train()
-        sums = StepSums()
+        sums = StepSums(counts=self._counts)
         with self._reduction():
             for index, batch in enumerate(batches):
                 self.deepspeed_engine.set_gradient_accumulation_boundary(index == count - 1)
@@ -214,7 +219,8 @@ class Policy:
         loss = poisoned(output.loss)
         if is_dropped:  # a loss may be finite where it masks or clips; no gradient is with NaN at each token
             loss = loss + math.nan * model.logprobs_BT.sum()
-        # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up.
+        # DeepSpeed averages gradients over ranks, but the ranks' shares of the loss add up. The ranks of a sequence
+        # group have the same loss, but each only the gradients of its own tokens' log-probabilities: these add up, too.
         self.deepspeed_engine.backward(loss * dist.get_world_size())
         sums.add(output, differences)
 
@@ -227,7 +233,7 @@ class Policy:
             with explained_memory(batch):
                 moved = batch.to(self.device)
                 entropy_BT = self.head.per_token(self.deepspeed_engine, moved, training.temperature).entropy_BT
-            own.append(entropy_BT[moved.mask_BC > 0])
+            own.append(entropy_BT[(moved.mask_BC > 0) & self._counts])
         return find_cut(of_all_ranks(torch.cat(own)), training.top_entropy_quantile)
 
     def _reduction(self) -> AbstractContextManager[None]:
@@ -263,6 +269,11 @@ class Policy:
         if self._states is not None:
             metrics["time/offload"] = self._states.seconds
         return metrics
+
+    @property
+    def _counts(self) -> bool:
+        """Whether this rank's micro-batches are not those that another rank counts."""
+        return self.group is None or self.group.is_first
 
     @property
     def puts_states_away(self) -> bool:

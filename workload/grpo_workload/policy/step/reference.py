@@ -21,6 +21,7 @@ from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_config
 from grpo_workload.policy.model.load import load_model, restore_buffers
+from grpo_workload.ranks.sequence_group import SequenceGroup
 from grpo_workload.weights.export import Export, full
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Reference:
     head: LogprobHead  # wraps the output layer of `model`
     adapters: Adapters | None = None
     is_partitioned: bool = False  # over the ranks (ZeRO-3): passes are collective
+    group: SequenceGroup | None = None  # over which they are collective, too
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """TRL's `ref_per_token_logps` [B, T] of `batch`, 0 at padding: of the whole distribution, as TRL's are.
@@ -43,7 +45,7 @@ class Reference:
         try:
             return self._logprobs(batch, temperature)
         except torch.OutOfMemoryError:
-            if self.is_partitioned or batch.num_sequences == 1:
+            if self.is_partitioned or self.group is not None or batch.num_sequences == 1:
                 raise
         # Here, and not above: until its handler ends, the exception holds the tensors of the pass that failed.
         logger.warning("the reference model ran out of memory on %d tokens; trying halves", batch.num_tokens)
@@ -88,6 +90,7 @@ def frozen_copy(
     ds_config: dict[str, Any],
     buffers: dict[str, Tensor],
     folder: Path | None = None,
+    group: SequenceGroup | None = None,
 ) -> Reference:
     """Load the initial model once more, partitioned over the ranks under ZeRO-3; collective.
 
@@ -97,20 +100,21 @@ def frozen_copy(
         ds_config: DeepSpeed's configuration of the policy.
         buffers: the model's buffers as loaded, which DeepSpeed would cast.
         folder: a reference model of a checkpoint, to be loaded in place of the initial model.
+        group: ranks that share each sequence.
     """
     if folder is not None:
         saved = config.model.model_copy(update={"name": None, "revision": None, "path": str(folder)})
         config = config.model_copy(update={"model": saved})
     model = load_model(config, device).requires_grad_(False).eval()
-    head = LogprobHead(model)
+    head = LogprobHead(model, group=group)
     if config.parallelism.zero_stage < 3:
-        return Reference(model.to(device), head)
+        return Reference(model.to(device), head, group=group)
     keep = {key: ds_config[key] for key in ("train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16")}
     keep["zero_optimization"] = {"stage": 3}
     deepspeed_engine = deepspeed.initialize(model=model, config=keep)[0]
     deepspeed_engine.eval()
     restore_buffers(deepspeed_engine.module, buffers, device)
-    return Reference(deepspeed_engine, head, is_partitioned=True)
+    return Reference(deepspeed_engine, head, is_partitioned=True, group=group)
 
 
 def _whole(parameters: list[Any], modifier_rank: int | None = None) -> Any:

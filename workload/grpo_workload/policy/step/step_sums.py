@@ -15,8 +15,9 @@ Numbers = dict[str, Tensor]
 class StepSums:
     """Sums and maxima of a step's metrics. They stay on the device until `reduce`: nothing waits for it earlier."""
 
-    def __init__(self) -> None:
-        """Start with no micro-batch."""
+    def __init__(self, *, counts: bool = True) -> None:
+        """Start with no micro-batch. Without `counts`, another rank adds the same ones."""
+        self._counts = counts
         self._loss: Numbers = {}
         self._sums: Numbers = {}
         self._largest: Numbers = {}
@@ -31,7 +32,9 @@ class StepSums:
 
     def reduce(self, num_tokens: int) -> dict[str, float]:
         """Return the metrics of the whole step, with `num_tokens` tokens in its loss; collective."""
-        sums = _over_ranks(self._loss | self._sums, dist.ReduceOp.SUM)
+        own = self._loss | self._sums
+        own = own if self._counts else {name: torch.zeros_like(value) for name, value in own.items()}
+        sums = _over_ranks(own, dist.ReduceOp.SUM)
         largest = _over_ranks(self._largest, dist.ReduceOp.MAX)
         loss = {name: float(sums[name]) for name in self._loss}
         total = loss.pop("loss")

@@ -23,6 +23,7 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.policy.model import tiles
 from grpo_workload.policy.step.policy import Policy
 
 logger = logging.getLogger(__name__)
@@ -166,7 +167,8 @@ def _train(policy: Policy, batch: MicroBatch) -> Tensor:
     module.train()
     try:
         logprobs_BT = policy.head.per_token(module, batch.to(policy.device), 1.0).logprobs_BT
-        torch.autograd.grad(logprobs_BT.sum(), embedded)
+        with tiles.unreduced(module):
+            torch.autograd.grad(logprobs_BT.sum(), embedded)
     finally:
         handle.remove()
         module.eval()
@@ -189,6 +191,8 @@ def _own(policy: Policy, batch: MicroBatch, attention: str) -> tuple[Tensor, flo
     And the largest difference of these to what `LogitChange` makes of the output layer's, as a share of the largest.
     """
     usual, plain = policy.module.config._attn_implementation, []
+    if policy.head.replay is not None:
+        policy.head.replay.use(batch.experts_NLX)
 
     def capture(_layer: Any, _inputs: Any, output: Tensor) -> None:
         plain.append(output[0].float())

@@ -1,0 +1,93 @@
+"""Steps on fixed samples by ranks that share sequences: sequences.py OUT SEQUENCE MODE MODEL MODE MODEL...
+
+A MODE is a stage of ZeRO, and for adapters :lora. Rank 0 saves, by mode and model, the metrics of two steps, of which
+the second gives most ranks nothing to train on, the trained parameters after each, and the KL divergences of the first
+step's completions before and after.
+"""
+
+# ruff: noqa: E402  # variables have to be set before the imports
+
+import os
+import sys
+
+from grpo_spec.contract import Device
+from grpo_workload.ranks import environment
+
+environment.prepare(Device.CPU, os.environ)
+
+import deepspeed
+import torch
+from accelerate.state import AcceleratorState
+from fixed_samples import PAD, by_rank, samples, take_generation, take_step
+
+from grpo_spec.trainer import TrainerConfig
+from grpo_workload.policy.model import tiles
+from grpo_workload.policy.step.policy import Policy
+from grpo_workload.policy.trials.trial import try_policy
+from grpo_workload.ranks.collectives import gather
+from grpo_workload.training.kl_penalty import divergences
+
+tiles.TILE = 5
+
+
+def configured(mode, model, sequence):
+    stage, _, adapters = mode.partition(":")
+    return TrainerConfig.model_validate(
+        {
+            "model": {"path": model, "dtype": "float32"},
+            "dataset": {"path": "unused"},
+            "rewards": [{"name": "unused", "stopped": {}}],
+            "training": {
+                "learningRate": 1.0,
+                "maxSteps": 10,
+                "adamEpsilon": 1.0,  # so that a step is nearly the gradient
+                "maxGradNorm": 1e6,
+                "maxTokensPerMicroBatch": 48,
+                "beta": 0.1,
+                "entropyCoef": 0.1,
+                "repetitionPenalty": 1.1,
+                "topEntropyQuantile": 0.6,
+                "importanceSamplingCorrection": "none",
+            },
+            "parallelism": {"zeroStage": int(stage), "gradientCheckpointing": stage != "0", "sequence": sequence},
+            "lora": {"r": 4, "alpha": 64} if adapters else None,
+        }
+    )
+
+
+def steps(config):
+    torch.manual_seed(0)  # adapters
+    policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+    try_policy(policy, config)
+
+    def trained():
+        named = {name: one for name, one in policy.module.named_parameters() if one.requires_grad}
+        with deepspeed.zero.GatheredParameters([*named.values()], enabled=policy.is_partitioned):
+            return {name: one.detach().clone() for name, one in named.items()}
+
+    def kls():
+        own = by_rank(list(samples(0)))[int(os.environ["RANK"])]
+        mine = divergences(policy, [(sample.prompt, sample.completion) for sample in own], config.training)
+        return [kl for part in gather(mine) for kl in part]
+
+    found = {"kls": [kls()], "metrics": [], "weights": []}
+    for step in range(2):
+        found["metrics"].append(take_step(policy, step, config.training))
+        found["weights"].append(trained())
+    found["kls"].append(kls())
+    found["skipped"] = take_step(policy, 2, config.training, broken=True)["skipped"]
+    found["generation"] = take_generation(policy, config)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return found
+
+
+def main(out, sequence, plans):
+    results = {
+        f"{mode} {model}": steps(configured(mode, model, int(sequence)))
+        for mode, model in zip(plans[::2], plans[1::2], strict=True)
+    }
+    if os.environ["RANK"] == "0":
+        torch.save(results, out)
+
+
+main(sys.argv[1], sys.argv[2], sys.argv[3:])
