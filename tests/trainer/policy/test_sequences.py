@@ -30,8 +30,8 @@ def test_steps_are_those_of_one_rank(run_program, tmp_path, ranks):
         fields = {"vocab_size": len(make_tiny_tokenizer()), **MODELS[family]}
         make_model(family, **fields).save_pretrained(tmp_path / family)
     arguments = [one for mode, family in plans for one in (mode, tmp_path / family)]
-    run_program("sequences.py", 1, tmp_path / "whole.pt", 1, *arguments)
-    run_program("sequences.py", ranks, tmp_path / "shared.pt", sequence, *arguments)
+    run_program("sequences.py", 1, "cpu", tmp_path / "whole.pt", 1, *arguments)
+    run_program("sequences.py", ranks, "cpu", tmp_path / "shared.pt", sequence, *arguments)
     whole = torch.load(tmp_path / "whole.pt")
     for name, ours in torch.load(tmp_path / "shared.pt").items():
         expected = whole[name]
