@@ -10,6 +10,7 @@ MODELS = {
     "llama": {"num_attention_heads": 8, "num_key_value_heads": 4},
     "qwen3": {"num_attention_heads": 6, "num_key_value_heads": 3},
     "gemma2": {},  # windows, and scores that are capped
+    "qwen3_moe": {},
     "gpt_oss": {},  # windows, sinks, experts
     "deepseek_v3": {},  # latent attention, whose values are smaller than its keys
 }
@@ -17,7 +18,17 @@ MODELS = {
 
 # By number of ranks: the size of a sequence group, and the plans. With two groups, one has more to train on.
 PLANS = {
-    2: (2, [("2", "llama"), ("3", "llama"), ("0:lora", "qwen3"), ("3:lora", "llama"), ("2", "gpt_oss")]),
+    2: (
+        2,
+        [
+            ("2", "llama"),
+            ("3", "llama"),
+            ("0:lora", "qwen3"),
+            ("3:lora", "llama"),
+            ("2", "gpt_oss"),
+            ("2:replay", "qwen3_moe"),
+        ],
+    ),
     3: (3, [("2", "llama"), ("3", "qwen3"), ("2:lora", "llama"), ("2", "gemma2"), ("2", "deepseek_v3")]),
     4: (2, [("3", "llama"), ("2:lora", "qwen3")]),
 }

@@ -1,9 +1,9 @@
 """Steps on fixed samples by ranks that share sequences: sequences.py DEVICE OUT SEQUENCE MODE MODEL MODE MODEL...
 
-A MODE is a stage of ZeRO, a b for bfloat16 in place of float32, and for adapters :lora. Rank 0 saves, by mode and
-model, the metrics of two steps, of which the second gives most ranks nothing to train on, the trained parameters after
-each, and the KL divergences of the first step's completions before and after; then whether a step whose loss is
-infinite was skipped, and the metrics of four on one generation.
+A MODE is a stage of ZeRO, a b for bfloat16 in place of float32, and :lora for adapters or :replay for routers that the
+trial of the policy replays. Rank 0 saves, by mode and model, the metrics of two steps, of which the second gives most
+ranks nothing to train on, the trained parameters after each, and the KL divergences of the first step's completions
+before and after; then whether a step whose loss is infinite was skipped, and the metrics of four on one generation.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -33,7 +33,7 @@ tiles.TILE = 5
 
 
 def configured(mode, model, sequence):
-    stage, _, adapters = mode.partition(":")
+    stage, _, kind = mode.partition(":")
     return TrainerConfig.model_validate(
         {
             "model": {"path": model, "dtype": "bfloat16" if stage.endswith("b") else "float32"},
@@ -50,9 +50,10 @@ def configured(mode, model, sequence):
                 "repetitionPenalty": 1.1,
                 "topEntropyQuantile": 0.6,
                 "importanceSamplingCorrection": "none",
+                "routerReplay": kind == "replay",
             },
             "parallelism": {"zeroStage": int(stage[0]), "gradientCheckpointing": stage != "0", "sequence": sequence},
-            "lora": {"r": 4, "alpha": 64} if adapters else None,
+            "lora": {"r": 4, "alpha": 64} if kind == "lora" else None,
         }
     )
 
