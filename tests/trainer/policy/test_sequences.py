@@ -18,19 +18,9 @@ MODELS = {
 
 # By number of ranks: the size of a sequence group, and the plans. With two groups, one has more to train on.
 PLANS = {
-    2: (
-        2,
-        [
-            ("2", "llama"),
-            ("3", "llama"),
-            ("0:lora", "qwen3"),
-            ("3:lora", "llama"),
-            ("2", "gpt_oss"),
-            ("2:replay", "qwen3_moe"),
-        ],
-    ),
-    3: (3, [("2", "llama"), ("3", "qwen3"), ("2:lora", "llama"), ("2", "gemma2"), ("2", "deepseek_v3")]),
-    4: (2, [("3", "llama"), ("2:lora", "qwen3")]),
+    2: (2, [("2", "llama"), ("3:lora", "llama"), ("2:replay", "qwen3_moe"), ("2", "gpt_oss")]),
+    3: (3, [("3", "qwen3"), ("2", "deepseek_v3"), ("0:lora", "gemma2")]),
+    4: (2, [("3", "llama")]),
 }
 
 
