@@ -37,8 +37,7 @@ _FACTS: dict[Convert, str] = {
     "use_kl_loss eval_samples norm_by_std bypass overlong_buffer",
     v.positive: "per_device steps_per_generation generation_batch accumulation server_copies nodes processes per_node "
     "verl_batch",
-    v.integer: "max_steps prompt overlong_length overlong_cache sequence_parallel lora_rank verl_steps resample_times "
-    "tool_turns",
+    v.integer: "max_steps prompt overlong_length overlong_cache lora_rank verl_steps resample_times tool_turns",
     v.number: "epochs warmup warmup_ratio save_steps eval_steps min_lr_ratio num_cycles kl_in_reward_coef "
     "overlong_weight rollout_is_threshold",
     v.deepspeed: "deepspeed",

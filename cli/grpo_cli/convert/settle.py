@@ -61,9 +61,6 @@ def _precision(draft: Draft) -> None:
         draft.set("parallelism.zeroStage", stage)
     if offload:
         draft.set("parallelism.offloadOptimizer", "cpu")
-    if facts.get("sequence_parallel", 1) > 1:
-        draft.set("parallelism.gradientCheckpointing", True)
-        draft.set("parallelism.offloadActivations", True, "activations go to host memory, not to other ranks")
 
 
 def _sharding(draft: Draft) -> tuple[int | None, bool]:
@@ -106,7 +103,7 @@ def _without_lora(finding: Finding) -> Finding:
 def _world(draft: Draft, given: Given) -> int:
     """Set the trainer's group; return its number of ranks."""
     facts = draft.facts
-    nodes = given.nodes or facts.get("nodes") or 1
+    nodes, sequence = given.nodes or facts.get("nodes") or 1, draft.value("parallelism.sequence")
     ranks = facts.get("per_node")
     if ranks is None and (processes := facts.get("processes")):
         ranks = math.ceil(processes / nodes)
@@ -117,9 +114,15 @@ def _world(draft: Draft, given: Given) -> int:
     if given.gpus:
         ranks = given.gpus - of_engine
     if ranks is None:
-        ranks = draft.value("generation.tensorParallel")
+        ranks = math.lcm(draft.value("generation.tensorParallel"), sequence)
         draft.left("GPUs", "not said", f"pods of {ranks} are written: give --nodes and --gpus", "trainer.groups")
     draft.set("trainer.groups", [{"name": "trainer", "replicas": nodes, "gpus": ranks + of_engine}])
+    if nodes * ranks % sequence:
+        fits = math.gcd(nodes * ranks, sequence)
+        draft.left(
+            "sequence", sequence, f"{nodes * ranks} ranks cannot share: {fits} is written", "parallelism.sequence"
+        )
+        draft.set("parallelism.sequence", fits)
     return int(nodes * ranks)
 
 

@@ -112,7 +112,7 @@ OWN = rows(
     left("vllm_pipeline_parallel_size", "an engine spans the GPUs of one pod: use tensorParallel", 1),
     differs("freeze_vit", "model.freezeVisionTower", "with the aligner"),
     left("freeze_aligner freeze_llm", "model.freezeVisionTower alone freezes a part of a model", True, False),
-    differs("sequence_parallel_size", "parallelism.offloadActivations@sequence_parallel", trl.SEQUENCES),
+    same("sequence_parallel_size", "parallelism.sequence"),
     left("padding_free packing use_logits_to_keep", "always packed, with logits of completions only", True, False),
     not_needed("add_version model_type seq_kd teacher_model acc_strategy save_safetensors logging_nan_inf_filter "
         "ignore_args_error check_model", _INSIDE),

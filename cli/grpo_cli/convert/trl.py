@@ -17,7 +17,6 @@ ADDRESS = "the operator starts vLLM and assigns addresses and ports"
 BATCH_SIZE = "per_device_train_batch_size x ranks x gradient_accumulation_steps / num_generations prompts per step"
 EPOCHS = "maxSteps = epochs x rows x numIterations / promptsPerStep"
 FOUR_BIT = "weights in 4 bits are NF4 with nested (double) quantization"
-SEQUENCES = "a sequence stays on one rank: over 1 is offloadActivations, to host memory instead of to other ranks"
 PENALISED = "the log-probabilities that are trained on are under it, too"
 _TOGETHER = "training.stepsPerGeneration, in optimizer steps: micro-batches / gradient_accumulation_steps"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpo_cli.convert import values as v
 from grpo_cli.convert.rows import Table, differs, fields, left, not_needed, same, under
-from grpo_cli.convert.trl import EPOCHS, PENALISED, SEQUENCES
+from grpo_cli.convert.trl import EPOCHS, PENALISED
 
 _INSIDE = "internal to verl"
 _LOGS = "curves are in metrics.jsonl and at /metrics (docs/metrics.md)"
@@ -105,7 +105,7 @@ VERL = Table.of("verl", "0.7.0",
             "parallelism.offloadOptimizer: generating"),
         differs("fsdp_config.param_offload", "", "weights stay on the GPUs, partitioned: zeroStage 3"),
         not_needed("fsdp_config", "DeepSpeed ZeRO stage 3 shards as FSDP does"),
-        differs("ulysses_sequence_parallel_size", "parallelism.offloadActivations@sequence_parallel", SEQUENCES),
+        same("ulysses_sequence_parallel_size", "parallelism.sequence"),
         left("megatron", _MEGATRON),
         not_needed("entropy_checkpointing entropy_from_logits_with_chunking use_prefix_grouper", _INSIDE),
         not_needed("shuffle use_torch_compile checkpoint data_loader_seed use_fused_kernels profiler", _INSIDE),

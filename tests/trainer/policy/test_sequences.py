@@ -10,6 +10,7 @@ MODELS = {
     "llama": {"num_attention_heads": 8, "num_key_value_heads": 4},
     "qwen3": {"num_attention_heads": 6, "num_key_value_heads": 3},
     "gemma2": {},  # windows, and scores that are capped
+    "qwen3_moe": {},
     "gpt_oss": {},  # windows, sinks, experts
     "deepseek_v3": {},  # latent attention, whose values are smaller than its keys
 }
@@ -17,9 +18,9 @@ MODELS = {
 
 # By number of ranks: the size of a sequence group, and the plans. With two groups, one has more to train on.
 PLANS = {
-    2: (2, [("2", "llama"), ("3", "llama"), ("0:lora", "qwen3"), ("3:lora", "llama"), ("2", "gpt_oss")]),
-    3: (3, [("2", "llama"), ("3", "qwen3"), ("2:lora", "llama"), ("2", "gemma2"), ("2", "deepseek_v3")]),
-    4: (2, [("3", "llama"), ("2:lora", "qwen3")]),
+    2: (2, [("2", "llama"), ("3:lora", "llama"), ("2:replay", "qwen3_moe"), ("2", "gpt_oss")]),
+    3: (3, [("3", "qwen3"), ("2", "deepseek_v3"), ("0:lora", "gemma2")]),
+    4: (2, [("3", "llama")]),
 }
 
 
@@ -30,8 +31,8 @@ def test_steps_are_those_of_one_rank(run_program, tmp_path, ranks):
         fields = {"vocab_size": len(make_tiny_tokenizer()), **MODELS[family]}
         make_model(family, **fields).save_pretrained(tmp_path / family)
     arguments = [one for mode, family in plans for one in (mode, tmp_path / family)]
-    run_program("sequences.py", 1, tmp_path / "whole.pt", 1, *arguments)
-    run_program("sequences.py", ranks, tmp_path / "shared.pt", sequence, *arguments)
+    run_program("sequences.py", 1, "cpu", tmp_path / "whole.pt", 1, *arguments)
+    run_program("sequences.py", ranks, "cpu", tmp_path / "shared.pt", sequence, *arguments)
     whole = torch.load(tmp_path / "whole.pt")
     for name, ours in torch.load(tmp_path / "shared.pt").items():
         expected = whole[name]

@@ -1,8 +1,9 @@
-"""Steps on fixed samples by ranks that share sequences: sequences.py OUT SEQUENCE MODE MODEL MODE MODEL...
+"""Steps on fixed samples by ranks that share sequences: sequences.py DEVICE OUT SEQUENCE MODE MODEL MODE MODEL...
 
-A MODE is a stage of ZeRO, and for adapters :lora. Rank 0 saves, by mode and model, the metrics of two steps, of which
-the second gives most ranks nothing to train on, the trained parameters after each, and the KL divergences of the first
-step's completions before and after.
+A MODE is a stage of ZeRO, a b for bfloat16 in place of float32, and :lora for adapters or :replay for routers that the
+trial of the policy replays. Rank 0 saves, by mode and model, the metrics of two steps, of which the second gives most
+ranks nothing to train on, the trained parameters after each, and the KL divergences of the first step's completions
+before and after; then whether a step whose loss is infinite was skipped, and the metrics of four on one generation.
 """
 
 # ruff: noqa: E402  # variables have to be set before the imports
@@ -13,7 +14,8 @@ import sys
 from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
 
-environment.prepare(Device.CPU, os.environ)
+device = Device(sys.argv[1])
+environment.prepare(device, os.environ)
 
 import deepspeed
 import torch
@@ -31,10 +33,10 @@ tiles.TILE = 5
 
 
 def configured(mode, model, sequence):
-    stage, _, adapters = mode.partition(":")
+    stage, _, kind = mode.partition(":")
     return TrainerConfig.model_validate(
         {
-            "model": {"path": model, "dtype": "float32"},
+            "model": {"path": model, "dtype": "bfloat16" if stage.endswith("b") else "float32"},
             "dataset": {"path": "unused"},
             "rewards": [{"name": "unused", "stopped": {}}],
             "training": {
@@ -48,22 +50,23 @@ def configured(mode, model, sequence):
                 "repetitionPenalty": 1.1,
                 "topEntropyQuantile": 0.6,
                 "importanceSamplingCorrection": "none",
+                "routerReplay": kind == "replay",
             },
-            "parallelism": {"zeroStage": int(stage), "gradientCheckpointing": stage != "0", "sequence": sequence},
-            "lora": {"r": 4, "alpha": 64} if adapters else None,
+            "parallelism": {"zeroStage": int(stage[0]), "gradientCheckpointing": stage != "0", "sequence": sequence},
+            "lora": {"r": 4, "alpha": 64} if kind == "lora" else None,
         }
     )
 
 
 def steps(config):
     torch.manual_seed(0)  # adapters
-    policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+    policy = Policy(config, device, timeout_seconds=300, pad_token_id=PAD)
     try_policy(policy, config)
 
     def trained():
         named = {name: one for name, one in policy.module.named_parameters() if one.requires_grad}
         with deepspeed.zero.GatheredParameters([*named.values()], enabled=policy.is_partitioned):
-            return {name: one.detach().clone() for name, one in named.items()}
+            return {name: one.detach().cpu().clone() for name, one in named.items()}
 
     def kls():
         own = by_rank(list(samples(0)))[int(os.environ["RANK"])]
@@ -90,4 +93,4 @@ def main(out, sequence, plans):
         torch.save(results, out)
 
 
-main(sys.argv[1], sys.argv[2], sys.argv[3:])
+main(sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -348,7 +348,8 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
         for batch, half in enumerate(halves)
     }
     config = SimpleNamespace(training=training)
-    run = SimpleNamespace(config=config, rank=0, policy=SimpleNamespace(logprobs=logprobs, shares_prompts=False))
+    policy = SimpleNamespace(logprobs=logprobs, shares_prompts=False, group=None)
+    run = SimpleNamespace(config=config, rank=0, policy=policy)
     works = prepare(run, Generation(steps=range(4), rollouts=rollouts, timeouts={}, generated_tokens=0))
     assert len(losses) == len(logged) == 4
     for step, (expected, line) in enumerate(zip(losses, logged, strict=True)):

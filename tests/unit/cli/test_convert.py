@@ -285,18 +285,23 @@ def test_checkpoints_are_written_as_often(strategy: str, every: int) -> None:
     assert conversion.spec["storage"]["checkpointEverySteps"] == every
 
 
-@pytest.mark.parametrize(("size", "offloads"), [(1, None), (4, True)])
-def test_long_sequences_have_their_activations_in_host_memory_in_place_of_other_ranks(
-    size: int, offloads: bool | None
-) -> None:
+@pytest.mark.parametrize("size", [1, 4])
+def test_long_sequences_are_on_as_many_ranks(size: int) -> None:
     section = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
     for name, text in (
         ("verl.sh", f"python3 -m verl.trainer.main_ppo {section}={size}"),
         ("run.sh", f"swift rlhf --rlhf_type grpo --model a/b --dataset c/d --sequence_parallel_size {size}"),
     ):
         conversion = _text(name, text)
-        assert conversion.spec.get("parallelism", {}).get("offloadActivations") == offloads
+        assert conversion.spec.get("parallelism", {}).get("sequence", 1) == size
         assert not [finding for finding in conversion.left if "sequence" in finding.name]
+
+
+def test_a_number_that_ranks_cannot_share_is_lowered_and_said() -> None:
+    section = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo {section}=8", nodes=1, gpus=12)
+    assert conversion.spec["parallelism"]["sequence"] == 4
+    assert "parallelism.sequence" in {finding.to for finding in conversion.left}
 
 
 def test_rewards_that_other_tools_have_built_in_are_built_in_here_too() -> None:

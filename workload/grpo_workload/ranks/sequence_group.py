@@ -5,6 +5,7 @@ Each rank of a group is fed a part of their tokens, and computes the attention o
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -25,7 +26,7 @@ class SequenceGroup(NamedTuple):
         return self.place == 0
 
 
-def join_group(size: int) -> SequenceGroup | None:
+def join_group(size: int, timeout_seconds: int) -> SequenceGroup | None:
     """Return the group of this rank, None for groups of one; collective.
 
     Raises:
@@ -35,8 +36,12 @@ def join_group(size: int) -> SequenceGroup | None:
         return None
     check_size(size, dist.get_world_size())
     own, place = divmod(dist.get_rank(), size)
-    # Every rank has to take part in making every group.
-    handles = [dist.new_group(list(range(first, first + size))) for first in range(0, dist.get_world_size(), size)]
+    # Every rank has to take part in making every group; the deadline is not that of the ranks' own group by itself.
+    deadline = timedelta(seconds=timeout_seconds)
+    handles = [
+        dist.new_group(list(range(first, first + size)), timeout=deadline)
+        for first in range(0, dist.get_world_size(), size)
+    ]
     return SequenceGroup(handles[own], place, size)
 
 

@@ -33,9 +33,10 @@ def prepare(run: Run, generation: Generation) -> dict[int, Work]:
     ones. With the correction `bypass` the generator's take their place.
     """
     training = run.config.training
-    shares = run.policy.shares_prompts
+    shares, group = run.policy.shares_prompts, run.policy.group
+    sequence = 1 if group is None else group.size
     plans = {
-        batch: plan(rollout.facts, training, shares_prompts=shares, sequence=run.config.parallelism.sequence)
+        batch: plan(rollout.facts, training, shares_prompts=shares, sequence=sequence)
         for batch, rollout in generation.rollouts.items()
     }
     if len(plans) > 1:
@@ -44,7 +45,7 @@ def prepare(run: Run, generation: Generation) -> dict[int, Work]:
     later = {batch_of(step, training) for step in generation.steps[1:]}
     works = {}
     for batch, rollout in generation.rollouts.items():
-        made: Iterable[MicroBatch] = micro_batches(plans[batch], rollout.samples, run.rank, run.policy.group)
+        made: Iterable[MicroBatch] = micro_batches(plans[batch], rollout.samples, run.rank, group)
         if batch in later:
             takes_generators = training.importance_sampling_correction == "bypass"
             made = [one if takes_generators else _with_old_logprobs(run, one) for one in made]

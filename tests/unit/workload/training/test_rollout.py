@@ -207,6 +207,8 @@ def test_kl_divergences_are_subtracted_from_rewards(tmp_path: Path) -> None:
     divergences = iter([1.0, 3.0, 0.0, 4.0, math.nan, 2.0, 5.0, 5.0])
 
     class Policy:
+        group = None
+
         def divergence(self, batch: MicroBatch, temperature: float) -> torch.Tensor:
             assert temperature == 1.0
             return torch.tensor([next(divergences) for _ in range(batch.num_sequences)])

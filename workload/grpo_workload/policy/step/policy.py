@@ -86,7 +86,7 @@ class Policy:
         ds_config["checkpoint"] = {"load_universal": load_universal}
         self._accelerator = _accelerator(ds_config, config, device, timeout_seconds)
         self.device: torch.device = self._accelerator.device
-        self.group = join_group(config.parallelism.sequence)
+        self.group = join_group(config.parallelism.sequence, timeout_seconds)
         in_4_bits = config.lora if config.lora is not None and config.lora.load_in_4bit else None
         if in_4_bits is None:
             model = load_model(config, self.device)
