@@ -50,7 +50,8 @@ def test_ranks_and_stages_may_change_between_checkpoints(run_program, tiny_model
             assert loaded_steps == saved[1] == {float(step)}
             assert ours["universal"] == (run != "none")
             # bfloat16 rounds gradients, and other numbers of ranks have other micro-batches.
-            tolerance = {"rel": 1e-4, "abs": 1e-6} if dtype == "float32" else {"rel": 0.02, "abs": 2e-3}
+            is_exact = dtype == "float32" and "int8" not in run
+            tolerance = {"rel": 1e-4, "abs": 1e-6} if is_exact else {"rel": 0.02, "abs": 2e-3}
             assert ours["metrics"][0] == pytest.approx(first["metrics"][step], **tolerance), f"{run}: step {step}"
             saved = ours["saved"]
         assert first["metrics"][2]["learning_rate"] < first["metrics"][3]["learning_rate"], (
