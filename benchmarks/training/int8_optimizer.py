@@ -2,7 +2,7 @@
 
     python -m benchmarks.training.int8_optimizer --output out.jsonl
     python -m benchmarks.training.int8_optimizer --optimizer int8 --seed 1 --steps 20 --output out.jsonl
-    python -m benchmarks.training.int8_optimizer --device cpu --size tiny --tokens 32 --steps 2 --output out.jsonl
+    python -m benchmarks.training.int8_optimizer --device cpu --size tiny --tokens 32 --steps 2 --seed 1
     python -m benchmarks.training.int8_optimizer --summary out.jsonl
 
 The job is that of `benchmarks.training.correction`: SmolLM2-135M-Instruct, all weights in bfloat16, colocated, is paid
