@@ -191,15 +191,6 @@ def test_copies_of_a_pods_labels_are_left_alone_and_not_waited_for(jobs: Jobs) -
     assert not any("deletionTimestamp" in one for one in now)
 
 
-def test_a_pod_that_has_the_name_of_one_of_the_job_is_named(jobs: Jobs) -> None:
-    jobs("run", "named-a-0", "--image=example.invalid/any")
-    jobs.apply(make_job("named"))
-    taken = jobs.wait_for("named", "Scheduled", "False", "NameTaken")
-    assert "Pod named-a-0 already exists and has no owner: it is not adopted; delete it" in taken["message"]
-    jobs("delete", "pod", "named-a-0", "--now")
-    jobs.wait_for("named", "Running", "True")
-
-
 def test_pods_of_every_topology_pass_the_restricted_policy(jobs: Jobs, kubectl) -> None:
     kubectl("label", "namespace", jobs.namespace, "pod-security.kubernetes.io/enforce=restricted")
     roomy = {"trainer": {"groups": [{"name": "a", "gpus": 4}]}, "training": {"promptsPerStep": 8}}
