@@ -168,7 +168,6 @@ class World:
         body: str,
         *,
         timeout: int = 30,
-        hosts: dict[str, str] | None = None,
         forks: bool = False,
     ) -> None:
         self.folder, self.forks = folder, forks
@@ -181,7 +180,7 @@ class World:
             {
                 "pod": f"pod-{index}",
                 "group": "trainer",
-                "host": (hosts or {}).get(f"pod-{index}", "127.0.0.1"),
+                "host": "127.0.0.1",
                 "statusPort": ports[index],
                 "gpus": count,
                 "rankOffset": sum(gpus[:index]),
