@@ -14,8 +14,8 @@ from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.decide.queueing import find_admitted
+from grpo_operator.layout.job import Queue
 from grpo_operator.layout.queueing import read_admission, workload
-from grpo_operator.layout.topology import Queue
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import NOW, ended, observed, pod
