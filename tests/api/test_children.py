@@ -16,8 +16,6 @@ from grpo_devcluster.progress import wait_until
 from support.control_plane import audit
 from support.control_plane.operators import USER, Jobs, Operator, make_job, outcome
 
-pytestmark = pytest.mark.api
-
 Kubectl = Callable[..., str]
 
 

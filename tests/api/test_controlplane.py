@@ -5,8 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-pytestmark = pytest.mark.api
-
 Kubectl = Callable[..., str]
 
 

@@ -15,7 +15,7 @@ from grpo_devcluster.progress import wait_until
 from support.control_plane import kueue
 from support.control_plane.operators import Jobs, bind_claim, finish_download, make_job, outcome
 
-pytestmark = [pytest.mark.api, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 GPU = "nvidia.com/gpu"
 QUEUE = "kueue.x-k8s.io/queue-name"

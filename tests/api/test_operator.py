@@ -10,8 +10,6 @@ import pytest
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, Operator, make_job, outcome
 
-pytestmark = pytest.mark.api
-
 CLAIM = {
     "apiVersion": "v1",
     "kind": "PersistentVolumeClaim",

@@ -6,12 +6,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import pytest
-
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, Operator, make_job, outcome
-
-pytestmark = pytest.mark.api
 
 AT_ONCE = {"backoffSeconds": 0}
 SERVER = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 2, "gpus": 1}]}}

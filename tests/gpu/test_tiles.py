@@ -10,7 +10,6 @@ from grpo_workload.policy.memory.activation_offload import Activations
 from grpo_workload.policy.model import tiles
 from grpo_workload.policy.model.load import fuse
 
-pytestmark = pytest.mark.gpu
 TOKENS, WIDTH = 8192, 8192
 
 
