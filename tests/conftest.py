@@ -32,6 +32,8 @@ settings.load_profile("same")
 REAL_PROCESSES = {"api", "e2e", "trainer"}  # folders of tests that a busy machine can fail
 """Their tests get a second try. The closing line counts those that needed it, and what failed first is shown."""
 
+MARKED = {"api", "e2e", "gpu"}  # folders whose tests have their name as a mark
+
 ORDER = ["e2e", "api", "trainer", "gpu", "unit"]  # what cannot be shared out first, so that workers end together
 
 
@@ -46,8 +48,12 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"Kubernetes {version}"
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs another Kubernetes, give tests of real processes a second try, and put long ones first."""
+    """Mark tests by their folders, leave out what needs another Kubernetes, and put long ones first.
+
+    Tests of real processes get a second try, and those of tests/gpu are skipped where torch finds no GPU.
+    """
     other = "newer" if config.getoption("oldest") else "oldest"
     left_out = [item for item in items if item.get_closest_marker(other)]
     config.hook.pytest_deselected(items=left_out)
@@ -57,8 +63,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return item.path.relative_to(Path(__file__).parent).parts[0]
 
     for item in items:
+        if folder(item) in MARKED:
+            item.add_marker(folder(item))
         if folder(item) in REAL_PROCESSES:
             item.add_marker(pytest.mark.flaky(reruns=1))
+        if folder(item) == "gpu" and not sys.modules["torch"].cuda.is_available():  # all of them import it
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
     items.sort(key=lambda item: ORDER.index(folder(item)))
 
 

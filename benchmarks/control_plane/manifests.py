@@ -6,8 +6,9 @@ from typing import Any
 
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout import manifests
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.pods import pod_template
-from grpo_operator.layout.topology import Job, Topology, plan_topology
+from grpo_operator.layout.topology import Topology, plan_topology
 from support.control_plane.operators import ended_container, make_job, outcome
 
 Manifest = dict[str, Any]

@@ -107,7 +107,7 @@ def plan_of(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
 
     from grpo_cli.local.edited import contract_of
     from grpo_operator.api.spec import parse_spec
-    from grpo_operator.layout.topology import Job
+    from grpo_operator.layout.job import Job
     from grpo_spec.gpus import gpu_bytes
     from grpo_workload.capacity.plan import plan
     from grpo_workload.capacity.shapes import Models

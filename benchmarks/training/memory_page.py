@@ -18,7 +18,7 @@ from benchmarks.common.models import config_of
 from grpo_cli.local.edited import contract_of
 from grpo_cli.screen.memory_plan import table
 from grpo_operator.api.spec import parse_spec
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.gpus import gpu_bytes
 from grpo_workload.capacity.parts import TRAIN, UPDATE
 from grpo_workload.capacity.plan import Plan, plan

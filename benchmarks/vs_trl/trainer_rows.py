@@ -144,7 +144,8 @@ def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
         spec[section][field] = yaml.safe_load(value)
     from grpo_operator.api.spec import parse_spec
     from grpo_operator.layout.contracts import make_contract
-    from grpo_operator.layout.topology import Job, plan_topology
+    from grpo_operator.layout.job import Job
+    from grpo_operator.layout.topology import plan_topology
 
     job = Job(namespace="bench", name="ours", uid="u", generation=1, spec=parse_spec(spec))
     contract = make_contract(job, plan_topology(job), 0)

@@ -1,7 +1,7 @@
 """Forward and backward passes of a group by TRL's AsyncGRPO, whose rows hold what samples begin with once (`TreeRow`).
 
-Its attention is FlashAttention 3 from the hub. PyTorch's takes its place here, as for `async_trainer.py`: ours is that,
-too.
+Its attention is FlashAttention 3 from the hub. PyTorch's takes its place here, as for `async_trainer.py`; our trainer
+uses it, too.
 """
 
 from __future__ import annotations

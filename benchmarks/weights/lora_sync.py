@@ -173,7 +173,8 @@ def _ours_engine(folder: Path, model: Path, ranks: int, device: str, push: str) 
     """Start the engine; return the variables by which ranks find it."""
     from grpo_cli.local.processes import local_contract
     from grpo_operator.api.spec import parse_spec
-    from grpo_operator.layout.topology import Job, plan_topology
+    from grpo_operator.layout.job import Job
+    from grpo_operator.layout.topology import plan_topology
 
     spec = {
         "device": {"type": device},

@@ -13,8 +13,6 @@ from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Operator, Release
 from support.paths import ROOT
 
-pytestmark = pytest.mark.api
-
 Kubectl = Callable[..., str]
 
 

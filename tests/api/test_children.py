@@ -16,8 +16,6 @@ from grpo_devcluster.progress import wait_until
 from support.control_plane import audit
 from support.control_plane.operators import USER, Jobs, Operator, make_job, outcome
 
-pytestmark = pytest.mark.api
-
 Kubectl = Callable[..., str]
 
 
@@ -189,44 +187,6 @@ def test_copies_of_a_pods_labels_are_left_alone_and_not_waited_for(jobs: Jobs) -
     now = [jobs.get("service", "exposed")["metadata"], jobs.get("pod", "kept-debug")["metadata"]]
     assert [one["uid"] for one in now] == [one["uid"] for one in theirs]
     assert not any("deletionTimestamp" in one for one in now)
-
-
-def test_a_pod_that_has_the_name_of_one_of_the_job_is_named(jobs: Jobs) -> None:
-    jobs("run", "named-a-0", "--image=example.invalid/any")
-    jobs.apply(make_job("named"))
-    taken = jobs.wait_for("named", "Scheduled", "False", "NameTaken")
-    assert "Pod named-a-0 already exists and has no owner: it is not adopted; delete it" in taken["message"]
-    jobs("delete", "pod", "named-a-0", "--now")
-    jobs.wait_for("named", "Running", "True")
-
-
-def test_what_a_finalizer_holds_is_deleted_once_and_named(jobs: Jobs, control_plane: ControlPlane) -> None:
-    jobs.run("held", failurePolicy={"backoffSeconds": 0})
-
-    def hold(what: str, name: str, finalizers: list[str]) -> None:
-        jobs("patch", what, name, "--type=merge", "-p", json.dumps({"metadata": {"finalizers": finalizers}}))
-
-    hold("configmap", "held-0", ["example.com/hold"])
-    jobs.finish_pod("held-a-0", 71, outcome(71, "RankFailed"))
-    wait_until(lambda: jobs.get("grpo", "held")["status"].get("attempt") == 1, "the next attempt", 40, interval=0.2)
-    running = jobs.wait_for("held", "Running", "True")
-    assert "ConfigMap held-0 was deleted, and its finalizers hold it (example.com/hold)" in running["message"]
-    hold("pod", "held-b-0", ["example.com/hold"])
-    jobs("patch", "grpo", "held", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    wait_until(lambda: jobs.condition("held", "Suspended").get("message", "").startswith("1 pods"), "one has ended", 20)
-    saving = jobs.condition("held", "Suspended")
-    assert (saving["status"], saving["reason"]) == ("False", "Suspending")
-    assert saving["message"] == "1 pods are saving and ending: held-b-0 (its finalizers hold it: example.com/hold)"
-    assert jobs.condition("held", "Reconciling")["status"] == "True"
-    for what, name in (("pod", "held-b-0"), ("configmap", "held-0")):
-        hold(what, name, [])
-    jobs.wait_for("held", "Suspended", "True", "Suspended")
-    asked = [
-        e["objectRef"]["name"]
-        for e in audit.requests(control_plane.audit_log, USER)
-        if e["verb"] == "delete" and e["objectRef"]["namespace"] == jobs.namespace
-    ]
-    assert asked == ["held-0"]
 
 
 def test_pods_of_every_topology_pass_the_restricted_policy(jobs: Jobs, kubectl) -> None:

@@ -19,8 +19,6 @@ from grpo_cli.main import main
 from grpo_cli.python import Job, JobFailedError
 from support.control_plane.operators import Jobs, bind_claim, make_job, outcome
 
-pytestmark = pytest.mark.api
-
 Grpo = Callable[..., Result]
 ONCE = {"maxRestarts": 0}
 SECRET = "hf_" + "Pl4ntedS3cretT0ken99"

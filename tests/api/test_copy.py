@@ -24,8 +24,6 @@ from grpo_cli.main import main
 from support.control_plane.operators import Jobs, bind_claim, make_job
 from support.trainer.launchers import free_ports
 
-pytestmark = pytest.mark.api
-
 Grpo = Callable[..., Result]
 
 

@@ -20,8 +20,6 @@ from support.control_plane.operators import Jobs, make_job
 from support.control_plane.refused_episodes import ACCEPTED, REFUSED
 from support.paths import EXAMPLES
 
-pytestmark = pytest.mark.api
-
 GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps": 5}
 
 

@@ -6,13 +6,9 @@ The API server, the controller manager and the scheduler are real.
 import json
 from typing import Any
 
-import pytest
-
 from grpo_devcluster import kwok
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, make_job, outcome
-
-pytestmark = pytest.mark.api
 
 WAITS = {"backoffSeconds": 3600, "maxBackoffSeconds": 3600}
 LOW = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 83456Ki."

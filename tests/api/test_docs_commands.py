@@ -16,8 +16,6 @@ from support.control_plane.operators import Operator
 from support.documents import PAGES, blocks, commands
 from support.paths import ROOT
 
-pytestmark = pytest.mark.api
-
 TESTED = [
     pytest.param(command, shown, id=f"{page.name}:{block.line}:{number}")
     for page in PAGES

@@ -9,7 +9,7 @@ import yaml
 from grpo_devcluster import kwok
 from support.control_plane.operators import Jobs, make_job, outcome
 
-pytestmark = [pytest.mark.api, pytest.mark.newer]
+pytestmark = pytest.mark.newer
 
 DRIVER = "gpu.example.com"
 NODES = {"kwok-320": "large", "kwok-321": "small"}

@@ -11,8 +11,6 @@ from grpo_devcluster import kwok
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, make_job, outcome
 
-pytestmark = pytest.mark.api
-
 GENERATION = {
     "topology": "Server",
     "server": {"groups": [{"name": "gen", "gpus": 1}], "elastic": {"replicas": 2, "maxReplicas": 3}},

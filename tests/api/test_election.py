@@ -18,8 +18,6 @@ from grpo_devcluster.controlplane import ControlPlane
 from grpo_operator.runtime.leader import Leadership, NotLeadingError, Timing
 from support.control_plane.link import Link
 
-pytestmark = pytest.mark.api
-
 PATIENT = Timing(lease=600, renew=500, retry=1)
 """Here nobody loses the Lease by waiting."""
 

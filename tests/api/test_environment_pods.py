@@ -15,8 +15,6 @@ from grpo_devcluster import kwok
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, make_job, outcome
 
-pytestmark = pytest.mark.api
-
 NODE = 340
 BOXES = {"name": "boxes", "replicas": 2, "podTemplate": {"nodeSelector": {"only": "environments"}}}
 SPEC: dict[str, Any] = {

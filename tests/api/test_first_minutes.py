@@ -21,8 +21,6 @@ from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import NAMESPACE, Jobs, Operator, kubeconfig_of, make_job
 from support.paths import ROOT
 
-pytestmark = pytest.mark.api
-
 LIST = (
     "may not list GRPOJob, Pod, StatefulSet, Service, NetworkPolicy, ConfigMap, Job, "
     "GRPOClusterDefaults, GRPODefaults; apply the chart's"

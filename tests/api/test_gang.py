@@ -14,7 +14,7 @@ from grpo_devcluster import kwok
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, make_job, outcome
 
-pytestmark = [pytest.mark.api, pytest.mark.newer]
+pytestmark = pytest.mark.newer
 
 NODES = ["kwok-300", "kwok-301"]
 SPEC = {

@@ -11,7 +11,7 @@ from grpo_devcluster import kube
 from grpo_devcluster.controlplane import ControlPlane
 from support.control_plane.operators import Jobs, Operator, install_chart, make_job
 
-pytestmark = [pytest.mark.api, pytest.mark.newer]
+pytestmark = pytest.mark.newer
 
 GATES = ("GenericWorkload", "TopologyAwareWorkloadScheduling")
 FEATURES: dict[str, Any] = {

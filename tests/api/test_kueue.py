@@ -15,7 +15,7 @@ from grpo_devcluster.progress import wait_until
 from support.control_plane import kueue
 from support.control_plane.operators import Jobs, bind_claim, finish_download, make_job, outcome
 
-pytestmark = [pytest.mark.api, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 GPU = "nvidia.com/gpu"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -195,41 +195,6 @@ def test_an_evicted_job_stops_gives_its_quota_back_and_goes_on_once_it_is_admitt
     jobs.wait_for("low", "Running", "True")
     assert jobs.get("grpo", "low")["status"]["attempt"] == 1
     assert _workload(jobs, "low")["conditions"]["Evicted"][0] == "False"
-
-
-def test_a_suspended_job_has_no_quota_and_a_resumed_one_asks_again_in_its_new_shape(jobs: Jobs, queue: str) -> None:
-    jobs.apply(_queued("resting"))
-    jobs.wait_for("resting", "Running", "True")
-    jobs("patch", "grpo", "resting", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    jobs.wait_for("resting", "Suspended", "True", "Suspended")
-    _wait_for_usage(jobs, 0)
-    assert jobs.list("workloads.kueue.x-k8s.io") == []
-    shape = {"trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 4}]}, "suspend": False}
-    jobs("patch", "grpo", "resting", "--type=merge", "-p", json.dumps({"spec": shape}))
-    jobs.wait_for("resting", "Running", "True")
-    _wait_for_usage(jobs, 4)
-
-
-def test_a_job_that_waits_can_change_its_shape_and_its_queue_keeps_one_request(jobs: Jobs, queue: str) -> None:
-    jobs.apply(_queued("large", trainer={"groups": [{"name": "a", "replicas": 1, "gpus": 8}]}))
-    _wait(jobs, "large", "Queued")
-    shape = {"trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}]}}
-    jobs("patch", "grpo", "large", "--type=merge", "-p", json.dumps({"spec": shape}))
-    jobs.wait_for("large", "Running", "True")
-    assert len(jobs.list("workloads.kueue.x-k8s.io")) == 1
-    _wait_for_usage(jobs, 2)
-
-
-def test_a_failed_pod_restarts_the_job_within_its_quota(jobs: Jobs, queue: str) -> None:
-    jobs.apply(_queued("again", failurePolicy={"backoffSeconds": 0}))
-    jobs.wait_for("again", "Running", "True")
-    before = _workload(jobs, "again")["metadata"]["uid"]
-    jobs.finish_pod("again-b-0", 1, outcome(1))
-    wait_until(lambda: jobs.get("grpo", "again")["status"].get("attempt") == 1, "the second attempt", 60)
-    jobs.wait_for("again", "Running", "True")
-    assert _workload(jobs, "again")["metadata"]["uid"] == before
-    ready = ("True", "Recovered")
-    wait_until(lambda: _workload(jobs, "again")["conditions"]["PodsReady"] == ready, "PodsReady again", 30)
 
 
 def test_a_deactivated_workload_stops_the_job_until_it_is_active_again(jobs: Jobs, queue: str) -> None:

@@ -15,8 +15,6 @@ from grpo_devcluster.progress import wait_until
 from support.control_plane import audit
 from support.control_plane.operators import Jobs, Operator, install_chart, kubeconfig_of, outcome
 
-pytestmark = pytest.mark.api
-
 NAME = "pair"
 Make = Callable[[str], Operator]
 

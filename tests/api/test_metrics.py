@@ -17,8 +17,6 @@ from support.control_plane.operators import Jobs, Operator, make_job, outcome
 from support.control_plane.prometheus import Prometheus, promtool, render_monitoring, scrape_config, write_rules
 from support.trainer.launchers import World
 
-pytestmark = pytest.mark.api
-
 # A step every 0.2 s, reported by the real code. There is no GPU here: its figures are made up.
 TRAINING = """
     from grpo_workload.training.step_metrics import summarise

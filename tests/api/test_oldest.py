@@ -8,7 +8,7 @@ import pytest
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, make_job
 
-pytestmark = [pytest.mark.api, pytest.mark.oldest]
+pytestmark = pytest.mark.oldest
 
 
 @pytest.mark.parametrize(

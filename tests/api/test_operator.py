@@ -10,8 +10,6 @@ import pytest
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, Operator, make_job, outcome
 
-pytestmark = pytest.mark.api
-
 CLAIM = {
     "apiVersion": "v1",
     "kind": "PersistentVolumeClaim",
@@ -47,25 +45,6 @@ def test_complete_once_every_pod_is_done_and_scaled_to_zero(jobs: Jobs) -> None:
     assert status["progress"]["reward"] == 0.75
     assert {m["pod"]: m["outcome"]["exitCode"] for m in status["members"]} == {"done-a-0": 0, "done-b-0": 0}
     jobs("wait", "--for=condition=Complete", "grpo/done", "--timeout=1s")
-
-
-def test_the_pod_that_failed_first_is_named_and_not_the_one_that_lost_it(jobs: Jobs) -> None:
-    jobs.run("broken", failurePolicy=ONCE)
-    jobs.finish_pod("broken-a-0", 69, outcome(69, "PeerLost", "broken-b-0 is gone"))
-    jobs.finish_pod("broken-b-0", 70, outcome(70, "RankFailed", "rank 2: RuntimeError: no luck", rank=2))
-    condition = jobs.wait_for("broken", "Failed", "True", "RankFailed")
-    assert "pod broken-b-0 on node kwok-" in condition["message"]
-    assert "no luck" in condition["message"]
-    failure = jobs.get("grpo", "broken")["status"]["lastFailure"]
-    assert (failure["pod"], failure["exitCode"]) == ("broken-b-0", 70)
-    wait_until(lambda: set(jobs.replicas("broken").values()) == {0}, "StatefulSets at 0", 30)
-
-
-def test_a_replaced_pod_ends_the_attempt(jobs: Jobs) -> None:
-    jobs.run("replaced", failurePolicy=ONCE)
-    jobs("delete", "pod", "replaced-b-0", "--force", "--grace-period=0")
-    condition = jobs.wait_for("replaced", "Failed", "True", "PodReplaced")
-    assert "replaced-b-0" in condition["message"]
 
 
 def test_a_replaced_pod_is_seen_by_an_operator_that_was_down(jobs: Jobs, operator: Operator) -> None:
@@ -126,21 +105,6 @@ def test_a_pod_template_that_the_api_server_refuses_is_reported_and_can_be_fixed
     jobs.wait_for("template", "Running", "True")
     kinds = ["StatefulSet", "Service", "ConfigMap", "NetworkPolicy", "Pod"]
     assert {one["kind"] for one in jobs.list(",".join(kinds), "team=x")} == set(kinds)
-
-
-def test_the_condition_says_why_pods_do_not_fit(jobs: Jobs) -> None:
-    jobs.apply(
-        make_job(
-            "huge",
-            trainer={"groups": [{"name": "a", "gpus": 8}, {"name": "b", "gpus": 64}]},
-            training={"promptsPerStep": 72},
-        )
-    )
-    condition = jobs.wait_for("huge", "Scheduled", "False", "Unschedulable")
-    assert "huge-b-0" in condition["message"]
-    assert "Insufficient nvidia.com/gpu" in condition["message"]
-    events = jobs("events", "--for", "grpojob/huge")
-    assert events.count("Unschedulable") == 1
 
 
 def test_each_event_is_emitted_once(jobs: Jobs) -> None:

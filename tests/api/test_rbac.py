@@ -15,8 +15,6 @@ from grpo_operator.api import names
 from support.control_plane import audit, rights
 from support.control_plane.operators import Jobs, Operator, Release, install_chart, make_job, outcome
 
-pytestmark = pytest.mark.api
-
 FINALIZERS = ("training.grpo.dev", "grpojobs/finalizers", "update")
 
 

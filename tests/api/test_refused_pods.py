@@ -7,14 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from grpo_cli.main import main
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, make_job
-
-pytestmark = pytest.mark.api
 
 ONE = {"trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 1}]}}
 OF_THE_CLUSTER = "validatingadmissionpolicybinding,validatingadmissionpolicy,validatingwebhookconfiguration"

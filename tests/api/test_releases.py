@@ -26,8 +26,6 @@ from support.control_plane import audit
 from support.control_plane.operators import Jobs, Operator, kubeconfig_of, make_job
 from support.paths import ROOT
 
-pytestmark = pytest.mark.api
-
 CHART = ROOT / "charts" / "grpo-operator"
 CRDS = [f"grpo{kind}.training.grpo.dev" for kind in ("jobs", "defaults", "clusterdefaults")]
 Helm = Callable[..., str]

@@ -6,12 +6,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import pytest
-
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, Operator, make_job, outcome
-
-pytestmark = pytest.mark.api
 
 AT_ONCE = {"backoffSeconds": 0}
 SERVER = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 2, "gpus": 1}]}}
@@ -97,16 +93,6 @@ def _newer_crd(kubectl: Any) -> Iterator[None]:
         yield
     finally:
         patch(*({"op": "remove", "path": path} for path in fields))
-
-
-def test_a_restart_waits_and_says_until_when(jobs: Jobs) -> None:
-    jobs.run("waits", failurePolicy={"backoffSeconds": 3600, "maxBackoffSeconds": 3600})
-    _fail(jobs, "waits-a-0")
-    condition = jobs.wait_for("waits", "Restarting", "True")
-    status = _wait(jobs, "waits", lambda s: s["phase"] == "Restarting" and "nextRestartTime" in s, "the wait")
-    assert f"not before {status['nextRestartTime']}" in condition["message"]
-    wait_until(lambda: not jobs.list("pod", "training.grpo.dev/job=waits"), "its GPUs are given back meanwhile", 40)
-    jobs("delete", "grpo", "waits", "--timeout=60s")
 
 
 def test_an_operator_killed_at_any_moment_of_a_restart_continues_it(jobs: Jobs, operator: Operator) -> None:
@@ -215,12 +201,6 @@ def test_a_job_of_another_controller_is_left_alone(jobs: Jobs) -> None:
     jobs.apply(make_job("theirs", managedBy="kueue.x-k8s.io/multikueue"))
     jobs.run("ours", managedBy="training.grpo.dev/grpo-operator")
     assert jobs.get("grpo", "theirs")["status"] == {"observedGeneration": 0}, "seen by nobody, and not taken for done"
-
-
-def test_a_deadline_ends_the_job_and_names_itself(jobs: Jobs) -> None:
-    jobs.run("late", activeDeadlineSeconds=5)
-    condition = jobs.wait_for("late", "Failed", "True", "DeadlineExceeded")
-    assert "spec.activeDeadlineSeconds is 5" in condition["message"]
 
 
 def test_pods_of_a_lost_node_are_recreated_on_other_nodes(jobs: Jobs, kubectl: Any) -> None:

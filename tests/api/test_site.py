@@ -18,8 +18,6 @@ from grpo_devcluster.progress import wait_until
 from grpo_operator.api.names import API_VERSION, DEFAULTS_KINDS, DEFAULTS_NAME
 from support.control_plane.operators import Jobs, make_job, outcome
 
-pytestmark = pytest.mark.api
-
 CLUSTER, NAMESPACE = DEFAULTS_KINDS
 TOLERATION = {"key": "gpus", "operator": "Exists"}
 

@@ -30,8 +30,6 @@ from support.control_plane.operators import Jobs, make_job, outcome
 from support.paths import RUN_FOLDER as RUN
 from support.trainer.launchers import free_ports
 
-pytestmark = pytest.mark.api
-
 SCRIPT = "<script>document.title = 'taken over'</script><img src=x onerror=\"document.title = 'taken over'\">"
 
 

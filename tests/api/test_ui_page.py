@@ -17,8 +17,6 @@ from support.paths import EXAMPLES
 from support.paths import RUN_FOLDER as RUN
 from support.trainer.tiny_model import make_tiny_model
 
-pytestmark = pytest.mark.api
-
 SCRIPT = "<script>document.title = 'taken over'</script><img src=x onerror=\"document.title = 'taken over'\">"
 
 

@@ -18,8 +18,6 @@ from grpo_operator.api import names
 from grpo_operator.api.crd import crd, render
 from support.control_plane.operators import Jobs, Operator, Release, make_job, outcome
 
-pytestmark = pytest.mark.api
-
 THEIRS = Path(__file__).parent / "programs" / "operator_of_another_release.py"
 JOB = make_job(
     "stays",

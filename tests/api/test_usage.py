@@ -3,14 +3,10 @@
 import json
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
 from support.control_plane import audit
 from support.control_plane.operators import Jobs, Operator, outcome
-
-pytestmark = pytest.mark.api
 
 
 def _pods(jobs: Jobs) -> dict[str, tuple[int, datetime]]:

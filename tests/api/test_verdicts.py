@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from grpo_devcluster import binaries
 from grpo_operator.api import names
 from grpo_operator.api.crd import crd
@@ -23,8 +21,6 @@ from support.control_plane.jobs import NOW, observed, world
 from support.control_plane.passes import A, B, Case, failed
 from support.documents import blocks
 from support.paths import ROOT
-
-pytestmark = pytest.mark.api
 
 
 def pending() -> Case:

@@ -23,7 +23,7 @@ from support.notebook import run_notebook
 from support.paths import ROOT
 from support.trainer.tiny_model import make_tiny_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 COMMANDS = {"--gpu l4": f"--gpu l4 --model {ROOT / 'tests/unit/workload/capacity/configs/qwen2.5-0.5b'}"}
 """Options that commands of the page get here: the model's configuration, as there is no hub."""

@@ -9,13 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from grpo_devcluster import images, policies, storage
 from grpo_devcluster.cluster import Cluster
 from grpo_devcluster.progress import wait_until
-
-pytestmark = pytest.mark.e2e
 
 Kubectl = Callable[..., str]
 

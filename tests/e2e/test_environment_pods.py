@@ -13,7 +13,7 @@ from grpo_devcluster.progress import wait_until
 from support.cluster.jobs_on_cluster import JobOnCluster
 from support.trainer.tool_template import TOOL_TEMPLATE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 GAME = """
 import time

@@ -18,7 +18,7 @@ from support.cluster.jobs_on_cluster import JobOnCluster
 from support.cluster.surface import check_surface
 from support.cluster.survivors import Survivor
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")

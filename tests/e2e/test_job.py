@@ -11,7 +11,7 @@ import pytest
 from grpo_devcluster.progress import wait_until
 from support.cluster.jobs_on_cluster import JobOnCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 PLAIN = {"topology": "Colocate", "engine": "Transformers"}
 

@@ -17,7 +17,7 @@ from grpo_devcluster.progress import wait_until
 from support.cluster.jobs_on_cluster import JobOnCluster
 from support.cluster.survivors import TRAINING, Survivor
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 ENDLESS = TRAINING | {"maxSteps": 100_000}
 ONE_RANK = {"groups": [{"name": "a", "gpus": 1}]}

@@ -16,7 +16,7 @@ from grpo_devcluster.progress import wait_until
 from support.cluster.jobs_on_cluster import SELECTOR, JobOnCluster
 from support.cluster.survivors import TRAINING, Survivor
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from grpo_devcluster.paths import REPO
 from grpo_devcluster.progress import wait_until
 from support.cluster.jobs_on_cluster import JobOnCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 WHERE = ("--namespace", "grpo-system")
 

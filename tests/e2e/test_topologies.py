@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from support.cluster.jobs_on_cluster import JobOnCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
 ENGINE = {"maxModelLen": 256, "kvCacheMemory": "16Mi", "engineArgs": {"enforce_eager": True}}
 ONE_AND_ONE = [{"name": "a", "gpus": 1}, {"name": "b", "gpus": 1}]

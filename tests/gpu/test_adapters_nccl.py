@@ -15,11 +15,7 @@ from grpo_workload.weights.export import Export
 from support.trainer.nccl_engines import BF16_ERROR, difference, serving
 from support.trainer.random_llama import make_random_llama
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.vllm
 
 LORA = LoraConfig(r=4, alpha=6, push="adapters")
 

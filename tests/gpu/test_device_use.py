@@ -2,14 +2,11 @@
 
 import time
 
-import pytest
 import torch
 
 from grpo_spec.contract import Device
 from grpo_workload.policy.model.dtype_support import check_precision, own_support
 from grpo_workload.reporting.gpu_monitor import open_monitor
-
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 GIB = 2**30
 

@@ -6,8 +6,6 @@ import torch
 from grpo_workload.weights import digest
 from support.trainer.plain_digest import plain_order
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn])
 @pytest.mark.parametrize("count", [0, 1, 100, 1024 * 16, 100_003])

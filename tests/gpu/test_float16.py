@@ -6,16 +6,11 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 
 from support.trainer.gpu_jobs import run_on_gpu
 from support.trainer.tiny_model import make_tiny_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.vllm
 
 STEPS = 8
 

@@ -18,11 +18,7 @@ from support.paths import PROGRAMS
 from support.trainer.gpu_jobs import become_only_rank, run_on_gpu
 from support.trainer.random_llama import make_random_llama
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.vllm
 
 STEPS = 4
 

@@ -6,18 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from support.trainer.engines import prompts, weights_of
 from support.trainer.gpu_jobs import colocated_engine
 from support.trainer.nccl_engines import change
 from support.trainer.random_llama import make_random_llama, mean_difference
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.vllm
 
 PROMPT_LIST = prompts()
 

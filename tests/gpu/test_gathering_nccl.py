@@ -14,7 +14,7 @@ import torch
 from grpo_spec.contract import Device
 from support.paths import PROGRAMS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")]
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 
 LAYERS = 12
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from support.trainer.colours import LEARNT, make_rows
 from support.trainer.gpu_jobs import run_on_gpu
 from support.trainer.tiny_vision import make_tiny_vision
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.vllm
 
 STEPS = 30
 

@@ -19,7 +19,6 @@ from grpo_workload.policy.memory.activation_offload import Activations
 from grpo_workload.policy.model import attention, attention_kernels
 from grpo_workload.policy.model.logit_change import LogitChange
 
-pytestmark = pytest.mark.gpu
 attention.register()
 LENGTHS = [(200, 900), (64, 1), (1, 700), (300, 40)]
 

@@ -12,11 +12,7 @@ import torch
 from support.trainer.gpu_jobs import run_on_gpu
 from support.trainer.random_llama import make_random_llama
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.vllm
 
 
 def test_a_job_without_a_size_takes_most_of_the_gpu_and_trains(tmp_path: Path) -> None:

@@ -22,8 +22,6 @@ from grpo_workload.algorithm.loss import LossScale
 from support.trainer.gpu_jobs import become_only_rank, run_on_gpu
 from support.trainer.random_llama import make_random_llama
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
 GIB = 2**30
 ROOM = 4 * GIB
 LENGTH = 400

@@ -1,6 +1,5 @@
 """Asserts that log-probabilities of the reference model are computed in halves on a GPU whose memory is really full."""
 
-import pytest
 import torch
 
 from grpo_workload.algorithm.micro_batch import micro_batch
@@ -11,7 +10,6 @@ from grpo_workload.policy.model import attention
 from grpo_workload.policy.step.reference import Reference
 from support.trainer.random_llama import make_random_llama
 
-pytestmark = pytest.mark.gpu
 LENGTH, COUNT = 500, 64
 
 

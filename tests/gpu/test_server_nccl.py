@@ -23,11 +23,7 @@ from support.trainer.launchers import eventually
 from support.trainer.nccl_engines import BF16_ERROR, change, difference, serving
 from support.trainer.random_llama import make_random_llama
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.vllm
 
 SYNC_SECONDS = 0.3  # for a push of 1.5 billion parameters
 IS_SHARED = torch.cuda.device_count() < 2  # by this process and the first engine

@@ -24,11 +24,7 @@ from support.trainer.engines import own_logprobs, prompts, weights_of
 from support.trainer.gpu_jobs import colocated_engine
 from support.trainer.random_llama import make_random_llama, mean_difference
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.vllm
 
 PROMPT_LIST = prompts()
 

@@ -21,8 +21,6 @@ from support.paths import PROGRAMS
 from support.trainer.gpu_jobs import become_only_rank
 from support.trainer.random_llama import make_random_llama
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def world() -> Iterator[None]:

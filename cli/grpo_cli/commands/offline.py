@@ -15,7 +15,7 @@ import click
 
 if TYPE_CHECKING:
     from grpo_cli.documents.manifest import JobDocument
-    from grpo_operator.layout.topology import Job
+    from grpo_operator.layout.job import Job
     from grpo_spec.reports import Progress
 
 

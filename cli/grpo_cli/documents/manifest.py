@@ -22,7 +22,7 @@ from grpo_operator.api.spec import GRPOJobSpec, read_written
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.api.strict import read_strictly
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.schema import LabelKey
 
 Document = dict[str, Any]

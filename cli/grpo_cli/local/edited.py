@@ -9,8 +9,9 @@ from typing import Any
 
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.contracts import make_contract
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.pods import pod_template
-from grpo_operator.layout.topology import Job, plan_topology
+from grpo_operator.layout.topology import plan_topology
 from grpo_spec.contract import Contract
 from grpo_spec.gpus import bytes_of_node
 from grpo_workload.capacity.edits import Edit, candidates, edited

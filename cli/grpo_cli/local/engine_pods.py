@@ -13,7 +13,7 @@ from grpo_cli.local.pod_process import launch, outcome_of, state_folder
 from grpo_operator.api.names import Role
 from grpo_operator.api.status import Failure, Restarts
 from grpo_operator.decide.failure_policy import backoff_seconds, decide
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.contract import Contract
 from grpo_spec.lenient import clip
 

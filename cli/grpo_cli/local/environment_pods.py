@@ -8,7 +8,8 @@ from pathlib import Path
 
 from grpo_cli.local.pod_process import launch, state_folder
 from grpo_operator.layout.contracts import make_environment_contract
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology
 from grpo_spec.contract import Contract
 
 

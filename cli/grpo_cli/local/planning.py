@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_cli.local.edited import contract_of, edits, pod_sizes
 from grpo_cli.local.programs import ask, check_packages
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.schema import dump
 
 PROGRAM = "grpo_workload.plan"

@@ -18,7 +18,8 @@ from grpo_cli.local.engine_pods import EnginePods
 from grpo_cli.local.environment_pods import EnvironmentPods
 from grpo_cli.local.pod_process import launch, outcome_of, state_folder
 from grpo_operator.layout.contracts import make_contract
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology
 from grpo_spec.contract import Contract, Engine, Member
 from grpo_spec.reports import Outcome, Progress
 from grpo_workload.reporting.progress_files import read_progress

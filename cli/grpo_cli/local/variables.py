@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.pods import pod_settings
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.api.times import after, rfc3339, seconds_between
 from grpo_operator.decide.conditions import find, holds, is_terminal, rests
 from grpo_operator.decide.lifecycle import IN_STATUS, starting_since
-from grpo_operator.layout.topology import Job, Topology, plan_topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology, plan_topology
 
 Object = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 from grpo_cli.errors import CliError
 from grpo_cli.local.planning import answer, question
 from grpo_cli.screen.memory_plan import verdict
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.gpus import gpu_bytes
 
 Asked = dict[str, Any]

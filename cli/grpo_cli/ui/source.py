@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from grpo_cli.ui.history import History
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 
 
 class SourceError(Exception):

@@ -16,7 +16,8 @@ from grpo_operator.api.times import seconds_between
 from grpo_operator.decide import downloading, in_place
 from grpo_operator.decide.conditions import Draft, holds, is_terminal, keeps_pods, rests
 from grpo_operator.decide.observe import Observed
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology
 from grpo_spec.reasons import Reason
 
 

@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import ConditionStatus, GRPOJobStatus, Summary
 from grpo_operator.decide.edits import StatusFields, edit
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
 

@@ -17,7 +17,7 @@ from grpo_operator.decide.objects import finalizers_of
 from grpo_operator.decide.observe import Observed, has_no_set, is_being_deleted
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.restarts import is_due
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 
 OVERSTAY_SECONDS = 60
 """A pod that still exists this long after its grace period does not end by itself."""

@@ -13,7 +13,7 @@ from grpo_operator.decide.objects import condition
 from grpo_operator.decide.observe import Child, Observed, is_being_deleted
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.downloads import wanted_downloads
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.lenient import clip, mapping, text
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode

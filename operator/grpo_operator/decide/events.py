@@ -11,7 +11,7 @@ from grpo_operator.api.times import rfc3339
 from grpo_operator.decide import lifecycle
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import FOR_KSTATUS, holds, is_terminal
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.reasons import Reason
 
 OBSTACLES = (

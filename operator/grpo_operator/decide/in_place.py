@@ -18,7 +18,7 @@ from grpo_operator.decide.blame import EFFECTS
 from grpo_operator.decide.conditions import Draft, holds, is_terminal, rests
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.reasons import Reason
 
 LATE_SECONDS = 300

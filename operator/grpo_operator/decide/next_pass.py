@@ -13,7 +13,7 @@ from grpo_operator.decide import lifecycle, placement
 from grpo_operator.decide.blame import Reports
 from grpo_operator.decide.conditions import find, holds, is_terminal, rests
 from grpo_operator.decide.observe import Observed
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.reasons import Reason
 
 POLL_SECONDS = 2.0

@@ -37,7 +37,8 @@ from grpo_operator.decide.record import is_finished, observe_groups, record
 from grpo_operator.decide.running import observe_pods
 from grpo_operator.decide.scaling import Scale, find_scale
 from grpo_operator.decide.usage import with_usage
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology
 from grpo_spec.reasons import Reason
 
 

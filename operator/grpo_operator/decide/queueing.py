@@ -20,8 +20,9 @@ from grpo_operator.decide import attempts
 from grpo_operator.decide.conditions import find, holds, is_terminal, rests
 from grpo_operator.decide.objects import condition
 from grpo_operator.decide.observe import Child, Observed
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.queueing import wanted_name
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.topology import Topology
 from grpo_spec.lenient import clip, mapping, mappings, number, text
 
 REQUEUED_AT_ONCE = ("Preempted", "NodeFailures")

@@ -170,7 +170,7 @@ def observe_groups(draft: Draft, topology: Topology, observed: Observed) -> None
 
 
 def _elastic_status(draft: Draft, topology: Topology, observed: Observed) -> ElasticStatus | None:
-    group = next((group for group in topology.groups if group.most is not None), None)
+    group = next((group for group in topology.groups if group.max_replicas is not None), None)
     if group is None:
         return None
     selector = f"{names.LABEL_JOB_UID}={draft.job.uid},{names.LABEL_GROUP}={group.name}"

@@ -15,7 +15,7 @@ from grpo_operator.decide import lifecycle
 from grpo_operator.decide.conditions import Draft, find, is_terminal, rests
 from grpo_operator.decide.events import events_between
 from grpo_operator.decide.plan import Mode, Obstacle, Plan
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.reasons import Reason
 
 

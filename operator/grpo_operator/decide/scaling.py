@@ -9,7 +9,8 @@ from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.observe import Observed
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology
 
 BALANCED = "engines/balanced"
 """Metric of a step: the number of engines with which neither they nor ranks wait. Ranks keep it steady."""
@@ -37,7 +38,9 @@ def find_scale(job: Job, topology: Topology, status: GRPOJobStatus, observed: Ob
     if job.spec.suspend or not holds(status, Condition.RUNNING) or BALANCED not in status.progress.metrics:
         return None
     total = round(status.progress.metrics[BALANCED])
-    others = sum(len(group.pods) for group in topology.groups if group.most is None and group.role == Role.GENERATION)
+    others = sum(
+        len(group.pods) for group in topology.groups if group.max_replicas is None and group.role == Role.GENERATION
+    )
     wanted = max(elastic.min_replicas, min(elastic.max_replicas, total - others))
     all_ready = all(name in observed.pods and observed.pods[name].ready for name in topology.pods)
     metrics = status.progress.metrics

@@ -25,7 +25,8 @@ from grpo_operator.decide.conditions import holds, is_terminal
 from grpo_operator.decide.edits import edit
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology
 from grpo_spec.reports import GpuUse, Progress
 
 EXPLAINED = ("training", "sampling", "waiting", "idle")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from grpo_operator.api import names
 from grpo_operator.api.pod_template import PodTemplate
 from grpo_operator.api.spec import GRPOJobSpec
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.queueing import MAX_POD_SETS
-from grpo_operator.layout.topology import Job
 from grpo_spec.lenient import mapping, mappings
 
 

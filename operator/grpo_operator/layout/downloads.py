@@ -9,9 +9,10 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.layout.contracts import make_contract
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.metadata import Manifest, child_labels
 from grpo_operator.layout.pods import pod_template
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.topology import Topology
 from grpo_spec.contract import DatasetName, Downloads
 from grpo_spec.gpus import bytes_of_node
 from grpo_spec.lenient import mapping

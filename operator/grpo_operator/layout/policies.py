@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Role
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.metadata import Manifest, metadata
-from grpo_operator.layout.topology import Job
 from grpo_spec.contract import ENVIRONMENT_PORT
 
 _LAST_PORT = 65535

@@ -14,9 +14,10 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.placement_status import Admission, GroupAdmission
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.metadata import Manifest, child_labels
 from grpo_operator.layout.pods import pod_template
-from grpo_operator.layout.topology import Group, Job, Topology
+from grpo_operator.layout.topology import Group, Topology
 from grpo_spec.lenient import mapping, mappings
 
 _KUEUE = "kueue.x-k8s.io"
@@ -87,7 +88,7 @@ def _pod_set(job: Job, group: Group) -> Manifest:
             }
         }
     # Elastic engines come and go without asking again: quota is for as many as there may be.
-    return {"name": group.name, "count": group.most or group.spec.replicas, "template": {"spec": kept}} | near
+    return {"name": group.name, "count": group.max_replicas or group.spec.replicas, "template": {"spec": kept}} | near
 
 
 def flavors(found: Mapping[str, Any]) -> set[str]:

@@ -6,67 +6,15 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.generation import ElasticSpec, GenerationGroup, NodeLocalSpec
 from grpo_operator.api.names import Role
-from grpo_operator.api.placement_status import Admission
-from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.pod_template import GpuGroup, PodGroup
-from grpo_operator.api.site import Layers
-from grpo_operator.api.spec import GRPOJobSpec
-from grpo_spec.contract import Engine, JobRef, Member, TransferGroup
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """The queue in which a job waits until Kueue admits it: labels of the job."""
-
-    name: str
-    priority_class: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A GRPOJob with its spec and the metadata that is needed."""
-
-    namespace: str
-    name: str
-    uid: str
-    generation: int
-    spec: GRPOJobSpec
-    fault: str | None = None  # what is wrong with the spec: nothing may be built from it
-    site: Layers = field(default_factory=dict)  # what its site sets, which is in `spec`
-    refused: str | None = None  # what its site has against it: no attempt may begin
-    ignored: tuple[str, ...] = ()  # fields of the stored spec that this release does not have
-    micro_batch_halvings: int = 0  # as in the status
-    queue: Queue | None = None
-    admission: Admission | None = None  # of the attempt that runs or that may begin
-    requests: PodRequests | None = None  # what pods request where podTemplate does not say; None: nothing
-
-    @property
-    def ref(self) -> JobRef:
-        """The job's identity in the contract."""
-        return JobRef(namespace=self.namespace, name=self.name, uid=self.uid)
-
-    @property
-    def owner(self) -> dict[str, Any]:
-        """The controller reference of every child; with it Kubernetes deletes them even if no operator runs."""
-        return {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "name": self.name,
-            "uid": self.uid,
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
-
-    def host(self, pod: str) -> str:
-        """Return the address of one of the job's pods."""
-        return names.pod_host(pod, self.name, self.namespace)
+from grpo_operator.layout.job import Job
+from grpo_spec.contract import Engine, Member, TransferGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +24,8 @@ class Group:
     role: Role
     statefulset: str
     spec: PodGroup
-    most: int | None = None  # most pods that an elastic group may have while the job runs
-    least: int = 1  # pods of an elastic group without which the job does not run
+    max_replicas: int | None = None  # most pods that an elastic group may have while the job runs
+    min_replicas: int = 1  # pods of an elastic group without which the job does not run
     in_gang: bool = False  # its pods get nodes together with those of the other groups in the gang
 
     @property
@@ -103,12 +51,12 @@ class Group:
     @cached_property
     def possible_pods(self) -> tuple[str, ...]:
         """Names of all pods that the group may have while the job runs."""
-        return self._pods(self.most or self.spec.replicas)
+        return self._pods(self.max_replicas or self.spec.replicas)
 
     @cached_property
     def needed_pods(self) -> tuple[str, ...]:
-        """Names of the pods without which the job does not run. Of an elastic group, the first `least`."""
-        return self.pods if self.most is None else self._pods(self.least)
+        """Names of the pods without which the job does not run. Of an elastic group, the first `min_replicas`."""
+        return self.pods if self.max_replicas is None else self._pods(self.min_replicas)
 
     def _pods(self, number: int) -> tuple[str, ...]:
         return tuple(f"{self.statefulset}-{ordinal}" for ordinal in range(number))
@@ -150,7 +98,7 @@ class Topology:
     @cached_property
     def elastic_groups(self) -> tuple[Group, ...]:
         """Groups whose number of pods may change while the job runs."""
-        return tuple(group for group in self.groups if group.most is not None)
+        return tuple(group for group in self.groups if group.max_replicas is not None)
 
     @cached_property
     def environment_pods(self) -> tuple[str, ...]:
@@ -187,7 +135,9 @@ def plan_topology(job: Job) -> Topology:
     if job.spec.scheduling.gang is None:
         return planned
     # Elastic engines would stand in for missing others.
-    return replace(planned, groups=tuple(replace(group, in_gang=group.most is None) for group in planned.groups))
+    return replace(
+        planned, groups=tuple(replace(group, in_gang=group.max_replicas is None) for group in planned.groups)
+    )
 
 
 def _plan_topology(job: Job) -> Topology:
@@ -217,7 +167,7 @@ def _elastic_group(job: Job, spec: GenerationGroup, elastic: ElasticSpec | None,
     if elastic is None:
         return group
     scaled = spec.model_copy(update={"replicas": elastic.replicas})
-    return replace(group, spec=scaled, most=elastic.max_replicas, least=least)
+    return replace(group, spec=scaled, max_replicas=elastic.max_replicas, min_replicas=least)
 
 
 def generation_devices(node_local: NodeLocalSpec | None, gpus: int) -> tuple[int, ...]:

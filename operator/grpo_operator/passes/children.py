@@ -12,8 +12,9 @@ from grpo_operator.api.names import Role
 from grpo_operator.decide.objects import labels_of
 from grpo_operator.decide.observe import Child, Observed, is_being_deleted, read_child
 from grpo_operator.decide.plan import Mode, Plan
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.manifests import manifests
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.topology import Topology
 from grpo_operator.passes.jobs import Jobs
 from grpo_operator.runtime.applied import Applied, contains
 from grpo_operator.runtime.cluster import Cluster

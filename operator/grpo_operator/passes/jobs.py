@@ -15,7 +15,8 @@ from typing import Any
 
 from grpo_operator.api.stored_spec import StoredSpec
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.runtime.deleted_pods import DeletedPods
 from grpo_operator.runtime.kept import Key, Versions

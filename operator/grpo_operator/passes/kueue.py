@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from grpo_operator.api.placement_status import Admission
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.queueing import QueueSteps, find_admitted
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.queueing import flavors, read_admission, workload
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.topology import Topology
 from grpo_operator.passes.children import error_note
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import ConflictError, ObstacleError

@@ -8,7 +8,8 @@ from grpo_operator.api import names
 from grpo_operator.decide.objects import controller_of
 from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.admission import Allowed, find_fault
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology
 from grpo_operator.passes.children import gather_all
 from grpo_operator.runtime.cluster import Cluster
 from grpo_operator.runtime.errors import EarlyError, ObstacleError

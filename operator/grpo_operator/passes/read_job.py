@@ -7,7 +7,7 @@ from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.site import Layers, queue_of
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.stored_spec import StoredSpec, read_spec
-from grpo_operator.layout.topology import Job, Queue
+from grpo_operator.layout.job import Job, Queue
 from grpo_operator.runtime.kept import Key
 from grpo_operator.runtime.transport import Object
 from grpo_spec.lenient import mapping, text

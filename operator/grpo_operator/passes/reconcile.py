@@ -157,7 +157,7 @@ class Reconciler:
             await self._statuses.emit(seen.raw, decided if written else None, seen.now)
         is_recorded = written or decided.status == seen.status
         self._jobs.of(key).deleted_pods.recorded(seen.observed.gone if is_recorded else ())
-        if not any(group.statefulset in decided.limits for group in seen.topology.groups if group.most is None):
+        if not any(group.statefulset in decided.limits for group in seen.topology.groups if group.max_replicas is None):
             self._instruments.children_applied(key)
         if holds(decided.status, Condition.BLOCKED):
             await self._recover(key, seen)

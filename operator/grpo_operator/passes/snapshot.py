@@ -26,7 +26,8 @@ from grpo_operator.decide.observe import (
     read_pods,
 )
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.layout.topology import Job, Topology, plan_topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology, plan_topology
 from grpo_operator.passes.absent import AbsentPods
 from grpo_operator.passes.children import error_note
 from grpo_operator.passes.jobs import Jobs, Understood

@@ -7,7 +7,8 @@ from grpo_operator.api.spec import parse_spec
 from grpo_operator.api.status import MemberOutcome
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
-from grpo_operator.layout.topology import Job, Topology, plan_topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology, plan_topology
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -18,7 +18,8 @@ from grpo_operator.decide.blame import Reports
 from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.plan import Plan, plan
-from grpo_operator.layout.topology import Job, Topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import Topology
 from grpo_operator.passes import reconcile
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress

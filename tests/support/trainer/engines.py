@@ -23,6 +23,7 @@ from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.weights.export import Export, full
 from support.paths import PROGRAMS
 from support.trainer.launchers import eventually, free_ports
+from support.trainer.places import contract_json
 from support.trainer.rank_server import PYTHONPATH, SERVERS, WITH_VLLM, Rank
 
 Launcher = subprocess.Popen[bytes] | Rank
@@ -67,11 +68,14 @@ def make_contract(
         "engineArgs": {"enforce_eager": True},
     }
     return Contract.model_validate(
-        {
-            "job": {"namespace": "ns", "name": "job", "uid": "u"},
-            "attempt": 0,
-            "device": "cpu",
-            "members": [
+        contract_json(
+            {
+                "model": {"path": str(model), "dtype": "float32"},
+                "training": {"maxCompletionLength": 8},
+                "generation": settings | generation,
+            },
+            device="cpu",
+            members=[
                 {
                     "pod": "trainer-0",
                     "group": "trainer",
@@ -81,20 +85,13 @@ def make_contract(
                     "rankOffset": 0,
                 }
             ],
-            "engines": engines,
-            "transfers": [{"sender": 0, "host": "127.0.0.1", "port": transfer_port}],
-            "masterPort": master_port,
-            "timeoutSeconds": timeout,
-            "restartEngines": restarts,
-            "durable": False,
-            "config": {
-                "model": {"path": str(model), "dtype": "float32"},
-                "dataset": {"name": "d"},
-                "rewards": [{"name": "r", "accuracy": {}}],
-                "training": {"maxCompletionLength": 8},
-                "generation": settings | generation,
-            },
-        }
+            engines=engines,
+            transfers=[{"sender": 0, "host": "127.0.0.1", "port": transfer_port}],
+            masterPort=master_port,
+            timeoutSeconds=timeout,
+            restartEngines=restarts,
+            durable=False,
+        )
     )
 
 

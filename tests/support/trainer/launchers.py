@@ -20,6 +20,7 @@ import pytest
 from grpo_cli.local.processes import free_ports
 from grpo_spec.reports import Outcome
 from support.paths import PROGRAMS
+from support.trainer.places import CONTRACT
 from support.trainer.rank_server import SERVERS, TRAINING, Rank
 
 T = TypeVar("T")
@@ -168,7 +169,6 @@ class World:
         body: str,
         *,
         timeout: int = 30,
-        hosts: dict[str, str] | None = None,
         forks: bool = False,
     ) -> None:
         self.folder, self.forks = folder, forks
@@ -181,7 +181,7 @@ class World:
             {
                 "pod": f"pod-{index}",
                 "group": "trainer",
-                "host": (hosts or {}).get(f"pod-{index}", "127.0.0.1"),
+                "host": "127.0.0.1",
                 "statusPort": ports[index],
                 "gpus": count,
                 "rankOffset": sum(gpus[:index]),
@@ -190,14 +190,13 @@ class World:
         ]
         self.values: dict[str, Any] = {
             "contractVersion": 1,
-            "job": {"namespace": "ns", "name": "job", "uid": "u"},
+            **CONTRACT,
             "attempt": 4,
             "device": "cpu",
             "members": members,
             "masterPort": master_port,
             "timeoutSeconds": timeout,
             "durable": False,
-            "config": {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]},
         }
         self.contract.write_text(json.dumps(self.values))
         self.pods = [Pod(self, f"pod-{index}", port) for index, port in enumerate(ports)]

@@ -1,6 +1,7 @@
 """Two trainer pods with three ranks: the place of each pod, and what a rank reports after a step."""
 
 from pathlib import Path
+from typing import Any
 
 from grpo_spec.contract import Contract
 from grpo_workload.launcher.place import Place
@@ -18,6 +19,12 @@ CONTRACT = {
     "durable": True,
     "config": CONFIG,
 }
+
+
+def contract_json(config: dict[str, Any], *, gpus: int = 1, **fields: Any) -> dict[str, Any]:
+    """Return the contract of one trainer pod, with these sections of its configuration."""
+    members = [{"pod": "job-a-0", "group": "a", "host": "h", "gpus": gpus, "rankOffset": 0}]
+    return {**CONTRACT, "attempt": 0, "members": members, "config": CONFIG | config, **fields}
 
 
 def place(folder: Path, pod: str) -> Place:

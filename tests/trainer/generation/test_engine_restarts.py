@@ -27,6 +27,7 @@ from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.vllm_api import sampling_parameters
 from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of
 from support.trainer.launchers import eventually
+from support.trainer.nccl_engines import change
 
 pytestmark = pytest.mark.vllm
 
@@ -57,12 +58,6 @@ def generator(pods: Engines, model: Any, tmp_path_factory: pytest.TempPathFactor
 
 def prompts() -> list[Prompt]:
     return [Prompt(index=index, text="", token_ids=(*PROMPTS[index % 3], index), seed=index) for index in range(12)]
-
-
-def change(model: Any) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
 
 
 def is_of(model: Any, prompt: Prompt, completion: Completion) -> bool:

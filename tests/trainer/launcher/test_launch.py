@@ -134,28 +134,6 @@ def test_a_peer_that_never_listens_is_named(make_world: MakeWorld) -> None:
     assert pod.marks("ran") == []
 
 
-def test_a_peer_whose_name_does_not_resolve_is_named(make_world: MakeWorld) -> None:
-    world = make_world([1, 1], ALL_REDUCE, timeout=3, hosts={"pod-1": "pod-1.invalid"})
-
-    outcome = world.pods[0].start().ends()
-
-    assert (outcome.exit_code, outcome.reason) == (ExitCode.PEER_LOST, "PeersMissing")
-    assert "pod pod-1: DNS: pod-1.invalid does not resolve" in outcome.message
-
-
-def test_a_peer_of_another_attempt_is_not_accepted(make_world: MakeWorld) -> None:
-    world = make_world([1, 1], ALL_REDUCE, timeout=4)
-    older = world.folder / "older.json"
-    older.write_text(json.dumps(world.values | {"attempt": 3, "timeoutSeconds": 600}))
-    world.pods[1].start(GRPO_CONTRACT=str(older))
-    eventually(lambda: world.pods[1].json("/identity"), "the older launcher answers")
-
-    outcome = world.pods[0].start().ends()
-
-    assert outcome.reason == "PeersMissing"
-    assert "answers as pod pod-1 of attempt 3, expected pod pod-1 of attempt 4" in outcome.message
-
-
 def test_a_restarted_launcher_holds_and_runs_nothing_again(make_world: MakeWorld) -> None:
     (pod,) = make_world([1], f"    mark('ran')\n{'    raise ValueError(1)'}\n").start()
     first = pod.ends()
@@ -218,25 +196,6 @@ def test_a_killed_launcher_records_it_after_its_restart_and_its_peer_notices(mak
     assert "pod pod-1 has not answered for" in lost.message
     assert (died.exit_code, died.reason) == (ExitCode.RANK_FAILED, "LauncherDied")
     assert not first.rank_pids()
-
-
-def test_a_replaced_pod_ends_the_attempt(make_world: MakeWorld) -> None:
-    world = make_world([1, 1], HANG)
-    world.timing |= {"lost": 60}
-    first, second = world.start()
-    eventually(lambda: first.marks("waits") and second.marks("waits"), "all ranks run")
-    second.signal(signal.SIGKILL)
-    assert second.process is not None
-    second.process.wait()
-    second.signal_ranks(signal.SIGKILL)
-    (second.state / "attempt-4" / "started").unlink()
-    second.start(uid="another-uid")
-
-    outcome = first.ends()
-
-    assert outcome.exit_code == ExitCode.PEER_LOST
-    assert "pod pod-1 was replaced: its UID was uid-of-pod-1 and is now another-uid" in outcome.message
-    assert "ended" in second.ends().message
 
 
 def test_sigterm_is_passed_on_to_the_ranks_which_stop(make_world: MakeWorld) -> None:

@@ -115,14 +115,6 @@ def test_tables_are_of_the_installed_releases() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("option", "file"), [("--top_k -1", "swift-all-maps.sh"), ("actor_rollout_ref.rollout.top_k=-1", "verl.sh")]
-)
-def test_sampling_from_all_tokens_is_no_top_k(option: str, file: str) -> None:
-    text = (INPUTS / file).read_text().rstrip()
-    assert _text(file, f"{text} \\\n  {option}\n").spec["training"].get("topK", 0) == 0
-
-
 def _fields(section: Any, prefix: str) -> dict[str, Any]:
     return {f"{prefix}.{name}": value for name, value in section.model_dump(by_alias=True).items()}
 
@@ -217,66 +209,6 @@ def test_iterations_repeat_epochs_and_cannot_be_sampled_meanwhile() -> None:
     assert "async_generate" in {finding.name for finding in conversion.left}
 
 
-@pytest.mark.parametrize(
-    ("options", "times"),
-    [
-        ("--dynamic_sample true", 3),
-        ("--dynamic_sample true --max_resample_times 5 --async_generate true", 5),
-        ("--dynamic_sample false --max_resample_times 5", None),
-    ],
-)
-def test_groups_are_replaced_as_often_as_in_swift(options: str, times: int | None) -> None:
-    conversion = _text("run.sh", f"swift rlhf --rlhf_type grpo --model a/b --dataset c/d {options}")
-    assert conversion.spec["training"].get("maxResampleTimes") == times
-    assert not conversion.spec["training"].get("maxStaleness")
-    assert ("async_generate" in {finding.name for finding in conversion.left}) == ("async" in options)
-
-
-@pytest.mark.parametrize(("batches", "times"), [("", 64), ("0", 64), ("1", 0), ("10", 9)])
-def test_groups_are_replaced_as_often_as_in_verl(batches: str, times: int) -> None:
-    """It counts the first batch, and has no limit unless one is set."""
-    section = "algorithm.filter_groups"
-    limit = f"{section}.max_num_gen_batches={batches}" if batches else ""
-    text = f"python3 -m verl.trainer.main_ppo {section}.enable=True {section}.metric=acc data.gen_batch_size=9 {limit}"
-    conversion = _text("verl.sh", text)
-    assert conversion.spec["training"]["maxResampleTimes"] == times
-    assert not [finding.name for finding in conversion.left if "filter" in finding.name or "gen_" in finding.name]
-
-
-@pytest.mark.parametrize(
-    ("options", "correction", "largest"),
-    [
-        ("", "none", None),
-        ("rollout_is=token rollout_is_threshold=5.0", "token_truncate", 5.0),
-        ("rollout_is=sequence rollout_is_batch_normalize=false", "sequence_truncate", 2.0),
-        ("rollout_is_threshold=5.0", "none", None),
-        ("rollout_is=null bypass_mode=true loss_type=ppo_clip", "bypass", None),
-    ],
-)
-def test_verls_correction_of_the_rollout_is_taken_over(options: str, correction: str, largest: float | None) -> None:
-    section = "algorithm.rollout_correction"
-    given = " ".join(f"{section}.{option}" for option in options.split())
-    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo data.train_batch_size=8 {given}")
-    training = conversion.spec["training"]
-    assert training["importanceSamplingCorrection"] == correction
-    assert training.get("importanceSamplingClipMax") == largest
-    assert not [finding for finding in conversion.left if "correction" in finding.name]
-
-
-@pytest.mark.parametrize(("mode", "field"), [("disabled", False), ("R3", True), ("R2", None)])
-def test_verls_router_replay_of_the_rollout_is_taken_over(mode: str, field: bool | None) -> None:
-    name = "actor_rollout_ref.actor.router_replay.mode"
-    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo {name}={mode}")
-    assert conversion.spec["training"].get("routerReplay") is field
-    assert (name in {finding.name for finding in conversion.left}) == (field is None)
-
-
-def test_samples_that_verl_rejects_are_told() -> None:
-    given = "rollout_rs=token_k1 algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0"
-    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo algorithm.rollout_correction.{given}")
-    assert "algorithm.rollout_correction.rollout_rs" in {finding.name for finding in conversion.left}
-
-
 @pytest.mark.parametrize(("strategy", "every"), [("no", 60), ("epoch", 30), ("steps", 7)])
 def test_checkpoints_are_written_as_often(strategy: str, every: int) -> None:
     text = "trl grpo --model_name_or_path a/b --dataset_name c/d --num_train_epochs 2 --save_steps 7 "
@@ -315,53 +247,6 @@ def test_rewards_that_other_tools_have_built_in_are_built_in_here_too() -> None:
     ]
     assert [one.note for one in conversion.left if one.name == "reward"] == [
         "not built in: write my_rewards:cosine, or use factory: trl.rewards:get_cosine_scaled_reward (docs/rewards.md)"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        (
-            "run.sh",
-            "swift rlhf --rlhf_type grpo --model a/b --dataset c/d --stop_words '</answer>' '####' "
-            "--repetition_penalty 1.1 --presence_penalty 0.5",
-        ),
-        (
-            "trl.sh",
-            "trl grpo --model_name_or_path a/b --repetition_penalty 1.1 "
-            """--generation_kwargs '{"stop": ["</answer>", "####"], "presence_penalty": 0.5}'""",
-        ),
-        (
-            "trl.yaml",
-            "model_name_or_path: a/b\nrepetition_penalty: 1.1\n"
-            "generation_kwargs:\n  stop: ['</answer>', '####']\n  presence_penalty: 0.5\n",
-        ),
-    ],
-)
-def test_what_sampling_is_told_besides_temperature_is_taken_over(file: str, text: str) -> None:
-    conversion = _text(file, text)
-    training = conversion.spec["training"]
-    assert training["stop"] == ["</answer>", "####"]
-    assert (training["repetitionPenalty"], training["presencePenalty"]) == (1.1, 0.5)
-    assert not {one.name for one in conversion.left} & {"generation_kwargs", "presence_penalty", "repetition_penalty"}
-
-
-def test_verls_penalty_is_taken_over_and_biases_of_trls_are_not() -> None:
-    penalty = "actor_rollout_ref.rollout.repetition_penalty=1.05"
-    text = (INPUTS / "verl.sh").read_text().replace("trainer.save_freq=20", f"trainer.save_freq=20 +{penalty}")
-    assert _text("verl.sh", text).spec["training"]["repetitionPenalty"] == 1.05
-    conversion = _text("trl.yaml", "model_name_or_path: a/b\ngeneration_kwargs: {logit_bias: {5: 1.0}}\n")
-    assert "logit_bias" in {one.name for one in conversion.left}
-    conversion = _text("trl.sh", "trl grpo --model_name_or_path a/b --generation_kwargs $KWARGS")
-    assert "generation_kwargs" in {one.name for one in conversion.left}, "it is not known what is in it"
-
-
-def test_verls_overlong_buffer_is_a_further_reward() -> None:
-    buffer = "reward_model.overlong_buffer."
-    options = f" {buffer}enable=True {buffer}len=256 {buffer}penalty_factor=0.5 "
-    text = (INPUTS / "verl.sh").read_text().replace("trainer.save_freq=20", f"trainer.save_freq=20{options}")
-    assert _text("verl.sh", text).spec["rewards"][1:] == [
-        {"name": "soft-overlong", "softOverlong": {"maxLength": 3072, "cacheLength": 256}, "weight": 0.5}
     ]
 
 
@@ -452,51 +337,11 @@ def test_adapters_that_exclude_the_vision_tower_freeze_it(
     assert [one.note[:19] for one in conversion.left if one.name.endswith("exclude_modules")] == left
 
 
-def test_a_longer_context_of_verl_is_vllms() -> None:
-    text = (INPUTS / "verl.sh").read_text().rstrip().removesuffix("$@")
-    conversion = _text("verl.sh", f"{text} +actor_rollout_ref.model.override_config.max_position_embeddings=32768")
-    assert conversion.spec["generation"]["engineArgs"]["hf_overrides"] == {"max_position_embeddings": 32768}
-
-
-def test_another_estimator_of_verls_kl_loss_is_told_where_it_counts() -> None:
-    text = (INPUTS / "verl.sh").read_text().rstrip().removesuffix("$@") + "actor_rollout_ref.actor.kl_loss_type=mse"
-    for used, left in ((True, ["kl_loss_type"]), (False, [])):
-        conversion = _text("verl.sh", f"{text} actor_rollout_ref.actor.use_kl_loss={used}")
-        assert [one.name for one in conversion.left if "kl_loss_type" in one.name] == left
-
-
-def test_saved_adapters_are_those_with_which_training_begins() -> None:
-    for file, option in (
-        ("verl.sh", "actor_rollout_ref.model.lora_adapter_path=/data/sft"),
-        ("swift-all-maps.sh", "--train_type lora --adapters /data/sft"),
-    ):
-        text = (INPUTS / file).read_text().rstrip().removesuffix("$@") + f" {option}"
-        assert _text(file, text).spec["lora"]["path"] == "/data/sft"
-    (left,) = (one for one in _text(file, f"{text} /data/other").left if one.name == "adapters")
+def test_training_begins_with_one_saved_adapter() -> None:
+    text = (INPUTS / "swift-all-maps.sh").read_text().rstrip()
+    conversion = _text("swift-all-maps.sh", f"{text} --train_type lora --adapters /data/sft /data/other")
+    (left,) = (one for one in conversion.left if one.name == "adapters")
     assert left.note.startswith("only one may be named")
-
-
-def test_a_model_in_4_bits_is_taken_over() -> None:
-    trl = "model_name_or_path: org/model\nload_in_4bit: true\nbnb_4bit_quant_type: nf4\ndeepspeed: zero3.json\n"
-    conversion = _text("trl.yaml", f"{trl}use_peft: true\n")
-    assert conversion.spec["lora"] == {"loadIn4Bit": True, "dropout": 0.05, "targetModules": ["all-linear"]}
-    assert conversion.spec["parallelism"]["zeroStage"] == 2
-    assert "lora" not in _text("trl.yaml", trl).spec, "TRL refuses to train it without adapters"
-    text = (INPUTS / "swift-all-maps.sh").read_text().rstrip().removesuffix("$@")
-    for options, lora, left in (
-        ("--quant_method bnb --quant_bits 4 --bnb_4bit_quant_type nf4", True, []),
-        ("--quant_method hqq --quant_bits 8 --bnb_4bit_quant_type fp4", None, ["method", "bits", "type"]),
-    ):
-        conversion = _text("swift-all-maps.sh", f"{text} --train_type lora {options}")
-        assert conversion.spec["lora"].get("loadIn4Bit") == lora
-        assert [one.name.rpartition("_")[2] for one in conversion.left if "quant" in one.name] == left
-
-
-def test_what_a_file_of_verls_own_configuration_sets_is_told() -> None:
-    text = (INPUTS / "verl.sh").read_text().rstrip().removesuffix("$@")
-    for name, left in (("ppo_trainer.yaml", []), ("gsm8k_multiturn_grpo", ["config-name"])):
-        conversion = _text("verl.sh", f"{text} --config-path=config --config-name={name}")
-        assert [one.name for one in conversion.left if one.name.startswith("config-")] == left
 
 
 def test_images_are_as_small_as_in_swift() -> None:
@@ -511,16 +356,6 @@ def test_trackers_that_jobs_do_not_have_are_told_and_the_others_kept() -> None:
     (told,) = (finding for finding in conversion.findings if finding.value == "swanlab")
     assert told.kind is Kind.DIFFERENT
     assert "metrics.jsonl has all metrics" in told.note
-
-
-def test_variables_of_the_chat_template_are_taken_over() -> None:
-    for file, option in (
-        ("trl.yaml", "\nchat_template_kwargs: {enable_thinking: false}"),
-        ("swift-all-maps.sh", " --enable_thinking false"),
-        ("verl.sh", " +data.apply_chat_template_kwargs.enable_thinking=False"),
-    ):
-        spec = _text(file, (INPUTS / file).read_text().rstrip().removesuffix("$@") + option).spec
-        assert spec["dataset"]["chatTemplateKwargs"] == {"enable_thinking": False}, file
 
 
 def test_a_script_of_verl_is_read_with_its_variables_and_arithmetic() -> None:
@@ -541,108 +376,6 @@ def test_a_script_of_verl_is_read_with_its_variables_and_arithmetic() -> None:
     assert spec["rewards"] == [{"name": "score", "function": "gsm8k_reward:score_answer"}]
     assert {"dataset", "columns", "custom_reward_function", "epochs"} <= {finding.name for finding in conversion.left}
     assert spec["podTemplate"]["env"] == [{"name": "VLLM_USE_V1", "value": "1"}]
-
-
-@pytest.mark.parametrize(
-    ("file", "options", "expected"),
-    [
-        ("verl.sh", "", {"lrSchedulerType": "constant_with_warmup"}),  # verl's constant warms up
-        (
-            "verl.sh",
-            "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine actor_rollout_ref.actor.optim.min_lr_ratio=0.1 "
-            "actor_rollout_ref.actor.optim.num_cycles=1.5",
-            {"lrSchedulerType": "cosine_with_min_lr", "lrSchedulerKwargs": {"min_lr_rate": 0.1, "num_cycles": 1.5}},
-        ),
-        ("trl.yaml", "", {"lrSchedulerType": "cosine_with_min_lr", "warmupSteps": 40}),
-        ("trl.yaml", "lr_scheduler_kwargs: null\nlr_scheduler_type: constant", {"warmupSteps": None}),
-        ("trl.yaml", "lr_scheduler_type: linear", {"lrSchedulerKwargs": None}),  # its min_lr_rate is reported
-        (
-            "trl.yaml",
-            "lr_scheduler_type: warmup_stable_decay\nlr_scheduler_kwargs: {num_decay_steps: 10, decay_type: linear}",
-            {"lrSchedulerType": "warmup_stable_decay", "lrSchedulerKwargs": {"num_decay_steps": 10}},
-        ),
-    ],
-)
-def test_the_schedule_is_taken_over(file: str, options: str, expected: dict[str, Any]) -> None:
-    between = "\n" if file.endswith(".yaml") else " "
-    text = (INPUTS / file).read_text().rstrip().removesuffix("$@") + f"{between}{options}\n"
-    training = _text(file, text).spec["training"]
-    assert {name: training.get(name) for name in expected} == expected
-    parse_spec(_text(file, text).spec)
-
-
-@pytest.mark.parametrize(
-    ("file", "options", "expected"),
-    [
-        (
-            "trl.yaml",
-            "delta: 4\nimportance_sampling_level: sequence",
-            {"delta": 4.0, "importanceSamplingLevel": "sequence"},
-        ),
-        ("swift-all-maps.sh", "--loss_type sapo --tau_pos 2", {"lossType": "sapo", "sapoTemperaturePos": 2.0}),
-        ("swift-all-maps.sh", "--importance_sampling_level sequence_token", {"importanceSamplingLevel": "sequence"}),
-        (
-            "trl.yaml",
-            "entropy_coef: 1e-3\ntop_entropy_quantile: 0.2",
-            {"entropyCoef": 0.001, "topEntropyQuantile": 0.2},
-        ),
-        (
-            "trl.yaml",
-            "multi_objective_aggregation: normalize_then_sum",
-            {"multiObjectiveAggregation": "normalize_then_sum"},
-        ),
-        (
-            "swift-all-maps.sh",
-            "--advantage_estimator rloo --beta 0.04",
-            {"advantageEstimator": "rloo", "scaleRewards": "none", "klInReward": True, "beta": 0.04},
-        ),
-        (
-            "swift-all-maps.sh",
-            "--advantage_estimator reinforce_plus_plus --kl_in_reward false",
-            {"advantageEstimator": "reinforce_plus_plus", "scaleRewards": "batch", "klInReward": None},
-        ),
-        ("swift-all-maps.sh", "--advantage_estimator rloo --beta 0", {"klInReward": None, "beta": 0.0}),
-        (
-            "verl.sh",
-            "algorithm.use_kl_in_reward=True actor_rollout_ref.actor.use_kl_loss=False",
-            {"klInReward": True, "beta": 0.001},
-        ),
-        (
-            "verl.sh",
-            "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.1 actor_rollout_ref.actor.use_kl_loss=False",
-            {"klInReward": True, "beta": 0.1},
-        ),
-        ("verl.sh", "algorithm.use_kl_in_reward=True actor_rollout_ref.actor.use_kl_loss=True", {"klInReward": None}),
-        (
-            "verl.sh",
-            "algorithm.adv_estimator=reinforce_plus_plus_baseline",
-            {"advantageEstimator": "reinforce_plus_plus_baseline"},
-        ),
-        ("verl.sh", "algorithm.adv_estimator=rloo", {"advantageEstimator": "rloo", "scaleRewards": "none"}),
-        ("verl.sh", "", {"lossType": "dapo", "delta": 3.0, "entropyCoef": 0.0}),  # verl always clips twice
-        ("verl.sh", "actor_rollout_ref.actor.clip_ratio_high=10", {"epsilonHigh": 10.0, "delta": None}),
-        (
-            "verl.sh",
-            "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
-            {"lossType": "grpo", "importanceSamplingLevel": "sequence", "delta": None},
-        ),
-        (
-            "verl.sh",
-            "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean actor_rollout_ref.actor.clip_ratio=0.4",
-            {"lossType": "gmpo", "epsilon": 0.4, "delta": None},
-        ),
-        (
-            "verl.sh",
-            "actor_rollout_ref.actor.policy_loss.loss_mode=cispo actor_rollout_ref.actor.clip_ratio_low=10",
-            {"lossType": "cispo", "epsilonHigh": 1.2, "epsilon": None, "delta": None},
-        ),
-    ],
-)
-def test_the_loss_is_taken_over(file: str, options: str, expected: dict[str, Any]) -> None:
-    between = "\n" if file.endswith(".yaml") else " "
-    text = (INPUTS / file).read_text().rstrip().removesuffix("$@") + f"{between}{options}\n"
-    training = _text(file, text).spec["training"]
-    assert {name: training.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(

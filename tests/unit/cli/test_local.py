@@ -17,7 +17,8 @@ from grpo_cli.local.variables import variables
 from grpo_devcluster.progress import wait_until
 from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
-from grpo_operator.layout.topology import Job, plan_topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import plan_topology
 from support.control_plane.jobs import spec, world
 
 

@@ -22,7 +22,7 @@ from grpo_cli.ui.folder import FolderSource
 from grpo_cli.ui.server import serving
 from grpo_cli.ui.source import Shown
 from grpo_operator.api.spec import parse_spec
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.gpus import gpu_bytes
 from support.control_plane.jobs import job as make_job
 from support.paths import EXAMPLES, RUN_FOLDER

@@ -15,7 +15,8 @@ from benchmarks.training import calculator_kills
 
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.contracts import make_contract
-from grpo_operator.layout.topology import Job, plan_topology
+from grpo_operator.layout.job import Job
+from grpo_operator.layout.topology import plan_topology
 from support.paths import ROOT
 
 ENVIRON = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from grpo_cli.documents.manifest import load_job
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_workload.data.prompt_maker import Preprocess
 from grpo_workload.rewards.process import RewardProcess
 from support.documents import write_code

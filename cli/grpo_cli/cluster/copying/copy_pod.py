@@ -8,9 +8,10 @@ from typing import Any
 
 from grpo_cli.cluster.copying import folder
 from grpo_operator.api import names
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.metadata import Manifest
 from grpo_operator.layout.pods import SECURITY, pod_template
-from grpo_operator.layout.topology import Job, plan_topology
+from grpo_operator.layout.topology import plan_topology
 from grpo_spec.lenient import mapping, mappings
 
 Object = Mapping[str, Any]

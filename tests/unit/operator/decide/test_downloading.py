@@ -16,7 +16,8 @@ from grpo_operator.decide.observe import Child, nodes_to_check, read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.layout.downloads import download_job
-from grpo_operator.layout.topology import Queue, plan_topology
+from grpo_operator.layout.job import Queue
+from grpo_operator.layout.topology import plan_topology
 from grpo_spec.contract import Downloads
 from grpo_spec.gpus import gpu_bytes
 from grpo_spec.reasons import Reason

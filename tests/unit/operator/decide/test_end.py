@@ -35,7 +35,7 @@ def test_restarts_do_not_reset_the_deadline_and_suspension_pauses_it() -> None:
     assert not is_terminal(case.see(at=100_499).status)
     case.see(at=100_500)
     assert find(case.status, Condition.FAILED).reason == "DeadlineExceeded"
-    assert "the job has been active for 1000 s" in case.message(Condition.FAILED)
+    assert "the job has been active for 1000 s; spec.activeDeadlineSeconds is 1000" in case.message(Condition.FAILED)
 
 
 def test_a_job_whose_deadline_passes_during_a_back_off_announces_no_further_attempt() -> None:

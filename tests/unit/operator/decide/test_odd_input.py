@@ -25,8 +25,9 @@ from grpo_operator.decide.observe import Observed, lost_since, observe, read_chi
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.decide.rescue import rescue
 from grpo_operator.layout.admission import Allowed, find_fault
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.manifests import manifests
-from grpo_operator.layout.topology import Job, plan_topology
+from grpo_operator.layout.topology import plan_topology
 from grpo_operator.metrics.jobs import WatchedJob
 from grpo_spec.reports import ExitCode, GpuUse, Outcome, Progress, RunWarning
 from grpo_spec.schema import dump

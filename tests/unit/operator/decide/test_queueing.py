@@ -14,8 +14,8 @@ from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.decide.queueing import find_admitted
+from grpo_operator.layout.job import Queue
 from grpo_operator.layout.queueing import read_admission, workload
-from grpo_operator.layout.topology import Queue
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import NOW, ended, observed, pod
@@ -104,6 +104,12 @@ def test_kueue_is_told_when_pods_are_ready_and_when_they_are_not_any_more() -> N
     case.workload = made(case, *ADMITTED, ("PodsReady", "True"))
     waits = case.see(failed(A, at=5), *pods[1:], at=5)
     assert conditions(waits)["PodsReady"] == ("False", "WaitForRecovery")
+    raw = case.workload.raw
+    raw["status"]["conditions"][-1] |= {"status": "False", "reason": "WaitForRecovery"}
+    case.workload = read_child("Workload", raw)
+    case.see(at=300)
+    case.see_all_ready(at=301)
+    assert conditions(case.last)["PodsReady"] == ("True", "Recovered")
 
 
 def test_an_evicted_job_saves_with_its_engines_and_gives_the_quota_back_once_no_pod_is_left() -> None:

@@ -101,8 +101,10 @@ def test_a_sentence_of_the_scheduler_is_quoted_once() -> None:
     read = read_pod({"metadata": {"name": A, "uid": "a"}, "status": {"conditions": [condition]}})
     assert read.unschedulable == f"{said} {more}"
     case = Case()
-    case.see(*(replace(pod(name), node=None, unschedulable=read.unschedulable) for name in (A, B)))
+    pods = [replace(pod(name), node=None, unschedulable=read.unschedulable) for name in (A, B)]
+    events = case.see(*pods).events + case.see(*pods, at=1).events
     assert case.message(Condition.SCHEDULED) == f"pod {A}: {said} {more}"
+    assert [(one.type, one.reason) for one in events] == [("Warning", "Unschedulable")]
 
 
 def test_the_message_names_pods_that_are_no_longer_ready() -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from grpo_operator.api import names
 from grpo_operator.layout.admission import Allowed, find_fault
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.manifests import manifests
-from grpo_operator.layout.topology import Job, plan_topology
+from grpo_operator.layout.topology import plan_topology
 from support.control_plane.jobs import job
 
 LABEL = 63

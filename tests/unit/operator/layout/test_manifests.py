@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from grpo_operator.api import names
 from grpo_operator.layout.contracts import make_contract
+from grpo_operator.layout.job import Queue
 from grpo_operator.layout.manifests import manifests
-from grpo_operator.layout.topology import Queue, plan_topology
+from grpo_operator.layout.topology import plan_topology
 from grpo_spec.contract import Contract
 from support.control_plane.jobs import job, world
 

@@ -12,9 +12,10 @@ import pytest
 from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.downloads import download_job
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.manifests import Manifest, manifests
 from grpo_operator.layout.policies import network_policies
-from grpo_operator.layout.topology import Job, plan_topology
+from grpo_operator.layout.topology import plan_topology
 from support.control_plane.jobs import spec
 
 SERVER = {"topology": "Server", "server": {"groups": [{"name": "g", "replicas": 2, "gpus": 2}]}}

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_operator.layout.admission import Allowed, find_fault
+from grpo_operator.layout.job import Job, Queue
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.queueing import flavors, read_admission, wanted_name, workload
-from grpo_operator.layout.topology import Job, Queue, plan_topology
+from grpo_operator.layout.topology import plan_topology
 from support.control_plane.jobs import job
 from support.control_plane.passes import SERVER
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.pod_requests import PodRequests, times
+from grpo_operator.layout.job import Job, Queue
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.queueing import workload
-from grpo_operator.layout.topology import Job, Queue, plan_topology
+from grpo_operator.layout.topology import plan_topology
 from support.control_plane.jobs import job
 
 

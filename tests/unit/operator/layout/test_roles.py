@@ -7,8 +7,9 @@ import pytest
 
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.stored_spec import read_spec
+from grpo_operator.layout.job import Job
 from grpo_operator.layout.manifests import manifests
-from grpo_operator.layout.topology import Job, plan_topology
+from grpo_operator.layout.topology import plan_topology
 from support.control_plane.jobs import job, spec
 
 CLAIM = {"storage": {"claimName": "runs", "subPath": "team"}}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from grpo_cli.local.edited import contract_of, edits, pod_sizes
 from grpo_operator.api.spec import parse_spec
-from grpo_operator.layout.topology import Job
+from grpo_operator.layout.job import Job
 from grpo_spec.errors import ConfigError
 from grpo_spec.gpus import MEMORY, bytes_of_node, gpu_bytes
 from grpo_workload.capacity import meta_pass, shapes

@@ -17,6 +17,7 @@ import pytest
 
 from grpo_cli.local.processes import free_ports
 from grpo_devcluster.progress import wait_until
+from support.trainer.places import contract_json
 
 COMMIT = "1" * 40
 FILES = {
@@ -162,23 +163,11 @@ def test_what_cannot_fit_is_refused_before_its_weights_are_downloaded(
 ) -> None:
     config = Path(__file__).parents[1] / "capacity/configs/qwen2.5-7b/config.json"
     monkeypatch.setitem(FILES, "config.json", config.read_bytes())
-    job = {
-        "job": {"namespace": "n", "name": "j", "uid": "u"},
-        "attempt": 0,
-        "device": "cuda",
-        "durable": True,
-        "members": [{"pod": "p", "group": "g", "host": "h", "gpus": 2, "rankOffset": 0}],
-        "config": {
-            "model": {"name": "some/model"},
-            "dataset": {"name": "d"},
-            "rewards": [{"name": "r", "accuracy": {}}],
-            "parallelism": {"zeroStage": 0},
-        },
-    }
+    job = contract_json({"model": {"name": "some/model"}, "parallelism": {"zeroStage": 0}}, gpus=2)
     process = _start(hub, tmp_path, free_ports(1)[0], model="some/model", contract=job, gpuBytes=80 * 2**30)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 64, said
     refusal = (tmp_path / "termination-log").read_text()
-    assert "rank 0 (p) needs" in refusal
+    assert "rank 0 (job-a-0) needs" in refusal
     assert "One of these would fit: parallelism.optimizerDtype: " in refusal
     assert set(hub.sent) == {"config.json"}

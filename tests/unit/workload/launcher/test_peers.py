@@ -15,7 +15,7 @@ import pytest
 from grpo_spec.contract import Contract
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode
-from grpo_workload.launcher.peers import LostPeer, Peers, Timing, peers_of
+from grpo_workload.launcher.peers import LostPeer, Peers, Timing, UnreachableError, peers_of
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.status_server import Status, serving
 from grpo_workload.pod.run_once import make_outcome
@@ -102,3 +102,29 @@ async def test_a_pod_that_was_seen_to_fail_is_the_cause_if_it_failed_first_also_
         found = await peers.earlier_failure(status.ended_at + failed_after)
     assert seen.message.startswith("pod job-a-1 ended with RankFailed")
     assert found == (seen if failed_after > 0 else None)
+
+
+async def test_only_a_pod_of_this_attempt_under_a_name_that_resolves_is_reached(tmp_path: Path) -> None:
+    first, second, _ = places(tmp_path)
+    (_, member, _), attempt = first.contract.members, first.contract.attempt
+    earlier = replace(second, contract=second.contract.model_copy(update={"attempt": attempt - 1}))
+    async with serving(Status(earlier)), peers_of(first, Timing()) as peers:
+        with pytest.raises(
+            UnreachableError, match=rf"of attempt {attempt - 1}, expected pod job-a-1 of attempt {attempt}"
+        ):
+            await peers.ask(member)
+        with pytest.raises(UnreachableError, match=r"^DNS: job-a-1\.invalid does not resolve"):
+            await peers.ask(member.model_copy(update={"host": "job-a-1.invalid"}))
+
+
+async def test_a_pod_that_was_replaced_or_ended_before_all_were_reached_ends_the_attempt(tmp_path: Path) -> None:
+    first, second, _ = places(tmp_path)
+    async with serving(status := Status(second)), peers_of(first, Timing(watch=0.01)) as peers:
+        peers.uids = {NAMES[1]: "earlier", NAMES[2]: "third"}
+        replaced = await asyncio.wait_for(peers.watch(), 20)
+        status.end(make_outcome(second, ExitCode.PEER_LOST, Reason.PEER_LOST, "gone"))
+        ended = await asyncio.wait_for(peers.gather(), 20)
+    assert replaced.reason == Reason.PEER_LOST
+    assert replaced.message == "pod job-a-1 was replaced: its UID was earlier and is now job-a-1"
+    assert ended is not None
+    assert ended.message.startswith("pod job-a-1 ended before all pods were reached: PeerLost")

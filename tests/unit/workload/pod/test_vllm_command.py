@@ -12,6 +12,7 @@ from grpo_spec.inputs import ModelConfig
 from grpo_spec.training import TrainingConfig
 from grpo_workload.generation import vllm_api
 from grpo_workload.pod.vllm_command import as_flags, engine_command
+from support.trainer.places import contract_json
 
 
 def contract(device: str = "cuda", **generation: Any) -> Contract:
@@ -27,21 +28,12 @@ def contract(device: str = "cuda", **generation: Any) -> Contract:
         for index, size, offset in ((0, 1, 1), (1, 2, 3))
     ]
     return Contract.model_validate(
-        {
-            "job": {"namespace": "ns", "name": "job", "uid": "u"},
-            "attempt": 0,
-            "device": device,
-            "members": [{"pod": "trainer-0", "group": "trainer", "host": "h", "gpus": 1, "rankOffset": 0}],
-            "engines": engines,
-            "transfers": [{"sender": 0, "host": "h", "port": 9000}],
-            "durable": False,
-            "config": {
-                "model": {"name": "org/model", "revision": "abc"},
-                "dataset": {"name": "d"},
-                "rewards": [{"name": "r", "accuracy": {}}],
-                "generation": {"topology": "Server", **generation},
-            },
-        }
+        contract_json(
+            {"model": {"name": "org/model", "revision": "abc"}, "generation": {"topology": "Server", **generation}},
+            device=device,
+            engines=engines,
+            transfers=[{"sender": 0, "host": "h", "port": 9000}],
+        )
     )
 
 

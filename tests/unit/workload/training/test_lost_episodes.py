@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from torch import Tensor
 
 from grpo_spec.environments import EpisodesConfig
@@ -27,15 +26,9 @@ from grpo_workload.training.lost_episodes import EnvironmentFailedError, Losses,
 from grpo_workload.training.rollout import Generation, roll_out
 from support.trainer.rollouts import Sampled, make_run
 
+pytestmark = pytest.mark.usefixtures("only_rank")
+
 PROMPT = (1, 2, 3)
-
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Acting(Sampled):

@@ -18,28 +18,14 @@ from grpo_workload.data.scan import Longest
 from grpo_workload.policy.trials.memory_trial import GIB, Choice, TooLongError, longest_sample
 from grpo_workload.training import micro_batch_size
 from grpo_workload.training.micro_batch_size import most_tokens, settle_micro_batches
+from support.trainer.places import contract_json
 
 CPU = SimpleNamespace(device=torch.device("cpu"))
 
 
 def make_contract(training, *, halvings=0, gpus=2, **config):
-    return Contract.model_validate(
-        {
-            "job": {"namespace": "ns", "name": "job", "uid": "uid"},
-            "attempt": 0,
-            "device": "cpu",
-            "members": [{"pod": "job-0", "group": "a", "host": "127.0.0.1", "gpus": gpus, "rankOffset": 0}],
-            "durable": True,
-            "microBatchHalvings": halvings,
-            "config": {
-                "model": {"name": "org/model"},
-                "dataset": {"name": "d"},
-                "rewards": [{"name": "r", "accuracy": {}}],
-                "training": training,
-                **config,
-            },
-        }
-    )
+    sections = {"training": training} | config
+    return Contract.model_validate(contract_json(sections, gpus=gpus, device="cpu", microBatchHalvings=halvings))
 
 
 @pytest.mark.parametrize(

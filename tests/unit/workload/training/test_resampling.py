@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,13 +134,6 @@ def resampled(
     return generation, generator
 
 
-@pytest.fixture
-def _alone(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def rows(generation: Generation, batch: int = 0) -> list[int]:
     return [sample.prompt.index for sample in generation.rollouts[batch].samples[::2]]
 
@@ -149,7 +142,7 @@ def journalled(folder: Path) -> list[list[tuple[int, int, int]]]:
     return [[(one.position, one.slot, one.prompt_index) for one in groups] for groups in read_lineage(folder)]
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("only_rank")
 def test_groups_that_teach_nothing_are_replaced_by_those_of_further_rows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,7 +169,7 @@ def test_groups_that_teach_nothing_are_replaced_by_those_of_further_rows(
     assert plain.rollouts[0].metrics == {}
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("only_rank")
 def test_after_the_last_round_the_batch_is_filled_with_its_own_groups(tmp_path: Path) -> None:
     generation, generator = resampled(tmp_path, useful=frozenset(), max_resample_times=2)
     assert generation.rollouts[0].metrics["resampling/rounds"] == 2
@@ -187,7 +180,7 @@ def test_after_the_last_round_the_batch_is_filled_with_its_own_groups(tmp_path: 
     assert (rows(again), generator.asked) == (rows(generation), [[]]), "a resumed run leaves it at that"
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("only_rank")
 def test_batches_of_one_generation_are_filled_together(tmp_path: Path) -> None:
     generation, generator = resampled(tmp_path, steps_per_generation=2)
     assert [row % 3 for batch in (0, 1) for row in rows(generation, batch)] == [0] * 2 * PROMPTS
@@ -195,7 +188,7 @@ def test_batches_of_one_generation_are_filled_together(tmp_path: Path) -> None:
     assert {one.metrics["resampling/rounds"] for one in generation.rollouts.values()} == {len(generator.asked) - 1}
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("only_rank")
 def test_a_resumed_run_samples_no_group_of_a_settled_batch_and_all_replacements_of_others(tmp_path: Path) -> None:
     whole, _ = resampled(tmp_path)
     _, known = begin_branch(tmp_path, attempt=0, step=0)

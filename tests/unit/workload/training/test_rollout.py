@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch
@@ -24,13 +22,7 @@ from grpo_workload.training.rollout import Generation, Rollout, roll_out
 from grpo_workload.training.run import Run
 from support.trainer.rollouts import SHARE, Sampled, make_run
 
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("only_rank")
 
 
 def rows(rollout: Rollout) -> list[int]:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights.differ import WeightsDifferError
 
+pytestmark = pytest.mark.usefixtures("only_rank")
+
 CONFIG = {"model": {"name": "org/model", "dtype": "bfloat16"}, "dataset": {"name": "d"}}
 TOKENS = 8
-
-
-@pytest.fixture(autouse=True)
-def only_rank(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Model(nn.Module):
