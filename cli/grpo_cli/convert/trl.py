@@ -24,7 +24,7 @@ _TOGETHER = "training.stepsPerGeneration, in optimizer steps: micro-batches / gr
 # fmt: off
 MODEL = rows(
     same("model_name_or_path", "model.name"),
-    same("model_revision", "model.revision"),
+    same("model_revision revision", "model.revision"),
     differs("dtype torch_dtype", "model.dtype@dtype",
         "type of the weights; parallelism.optimizerDtype: master weights"),
     differs("attn_implementation", "model.attention", "varlen is PyTorch's kernel for packed sequences"),

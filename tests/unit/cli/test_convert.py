@@ -413,6 +413,25 @@ def test_a_batch_stays_small_when_ranks_outnumber_its_prompts() -> None:
     assert conversion.spec["parallelism"] == {"gradientCheckpointing": True, "zeroStage": 3, "offloadOptimizer": "cpu"}
 
 
+@pytest.mark.parametrize(("options", "field"), [("", None), ("filter_overlong_prompts=True truncation=error", "skip")])
+def test_prompts_that_verl_filters_are_skipped(options: str, field: str | None) -> None:
+    given = " ".join(f"data.{option}" for option in options.split())
+    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo data.train_batch_size=8 {given}")
+    assert conversion.spec["dataset"].get("overlongPrompts") == field
+
+
+def test_verls_sapo_is_averaged_as_here_and_has_no_second_bound() -> None:
+    given = "loss_mode=sapo tau_pos=1.5 tau_neg=2"
+    options = " ".join(f"actor_rollout_ref.actor.policy_loss.{option}" for option in given.split())
+    options += " actor_rollout_ref.rollout.enable_prefix_caching=False actor_rollout_ref.actor.optim.optimizer=AdamW"
+    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo data.train_batch_size=8 {options}")
+    training = conversion.spec["training"]
+    assert (training["lossType"], training["sapoTemperaturePos"], training["sapoTemperatureNeg"]) == ("sapo", 1.5, 2)
+    assert "delta" not in training
+    assert conversion.spec["generation"]["engineArgs"] == {"enable_prefix_caching": False}
+    assert not [one for one in conversion.left if one.name.startswith("actor_rollout_ref")]
+
+
 def test_optimizer_states_offloaded_during_generation_stay_so() -> None:
     def converted(file: str, old: str, new: str) -> Conversion:
         text = (INPUTS / file).read_text()
