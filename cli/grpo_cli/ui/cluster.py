@@ -58,14 +58,15 @@ class ClusterSource:
         if (master := running_master(read_topology(job), pods)) is None:
             if self._fetched is not None:
                 self._fetched.refresh()
-                self.shown.history, self.shown.changed = self._fetched.shown.history, self._fetched.shown.changed
+                there = self._fetched.shown
+                self.shown.history, self.shown.changed, self.shown.logs = there.history, there.changed, there.logs
                 return
             if may_have_curves(job):
                 has_claim = "claimName" in mapping(job["spec"].get("storage"))
                 self.shown.note = self.shown.note or (_GONE if has_claim else _LOST)
             return
         if self._fetched is not None:  # it runs again
-            self._fetched, self.shown.history, self.shown.changed = None, History(), None
+            self._fetched, self.shown.history, self.shown.changed, self.shown.logs = None, History(), None, {}
         try:
             is_new_attempt, rows = self._launchers.history(master, {}, after=self.shown.history.last_step)
         except PodError as error:
