@@ -65,7 +65,9 @@ def test_readmes_picture_is_made_of_a_run(browser: webdriver.Chrome, run: Path, 
     """`GRPO_PICTURES=docs/images` writes it there: README shows what the page is today."""
     folder = Path(os.environ.get("GRPO_PICTURES", tmp_path))
     named = Path(shutil.copytree(run, tmp_path / "default" / "quickstart" / str(uuid.UUID(int=0))))
+    (named / "metrics.jsonl").touch()  # as while it trains
     with open_page(browser, FolderSource(named)):
+        browser.execute_script("document.documentElement.style.scrollbarWidth = 'none'")
         wait_for("the curves", lambda: len(browser.find_elements(By.CSS_SELECTOR, "#curves svg path.line")) > 8)
         assert text(browser, "#title") == "default/quickstart"
         assert browser.save_screenshot(str(folder / "ui.png"))
