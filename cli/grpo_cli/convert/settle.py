@@ -118,7 +118,8 @@ def _world(draft: Draft, given: Given) -> int:
         ranks = given.gpus - of_engine
     if ranks is None:
         ranks = draft.value("generation.tensorParallel")
-        draft.left("GPUs", "not said", f"pods of {ranks} are written: give --nodes and --gpus", "trainer.groups")
+        note = f"the job asks for pods with {ranks} GPU{'s' * (ranks > 1)}: pass --nodes N --gpus M"
+        draft.left("GPUs", "not said", note, "trainer.groups")
     draft.set("trainer.groups", [{"name": "trainer", "replicas": nodes, "gpus": ranks + of_engine}])
     return int(nodes * ranks)
 
