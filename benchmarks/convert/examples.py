@@ -154,7 +154,7 @@ def main(repositories: tuple[Path, ...], output: Path) -> None:
     for name, found in counts.items():
         others = found["examples"] - found["use what is missing"]
         print(f"{name}: {found['whole']} of {others} whole, and {found['use what is missing']} use what is missing")
-    output.write_text(json.dumps(counts, indent=1) + "\n")
+    output.write_text(json.dumps({"repositories": counts}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
