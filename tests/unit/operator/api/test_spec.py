@@ -109,6 +109,6 @@ def test_tools_and_environments_are_accepted(change: dict) -> None:
 
 
 def test_a_list_whose_only_item_is_wrong_is_not_called_empty() -> None:
-    with pytest.raises(ValueError, match="write module:function$") as error:
+    with pytest.raises(ValueError, match=r"write module:function$") as error:
         parse_spec(spec(rewards=[{"name": "r", "function": "no_module"}]))
     assert str(error.value).count("spec.rewards") == 1
