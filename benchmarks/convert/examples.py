@@ -2,10 +2,10 @@
 
 Examples are read out of git's objects, so bare clones do; they are not part of this repository:
 
-    for name in modelscope/ms-swift verl-project/verl huggingface/trl; do
+    for name in modelscope/ms-swift verl-project/verl OpenRLHF/OpenRLHF huggingface/trl; do
         git clone --bare --depth 1 https://github.com/$name $(basename $name)
     done
-    python -m benchmarks.convert.examples ms-swift verl trl --output benchmarks/results/convert_examples.json
+    python -m benchmarks.convert.examples ms-swift verl OpenRLHF trl --output benchmarks/results/convert_examples.json
 
 Counted are examples that train with GRPO without Megatron. One is whole if nothing is left but what only its user can
 name: the dataset, the code of rewards, the model's path on another machine, secrets, and values of variables that it
@@ -32,7 +32,7 @@ from grpo_cli.convert.settle import Given
 
 GIVEN = Given(nodes=1, rows=10_000)  # and 8 GPUs, if the example does not say how many
 OF_THE_USER = re.compile(
-    r"external_plugins|external_reward|reward|custom_cls|custom_reward|data\.custom_cls|.*(_API_KEY|_TOKEN)$"
+    r"external_plugins|external_reward|reward(?!\.(stop|normalize|clip|model_name))|custom_cls|custom_reward|data\.custom_cls|.*(_API_KEY|_TOKEN)$"
 )
 FIELDS_OF_THE_USER = ("dataset", "evaluation.dataset", "rewards", "model.name", "model.path", "training.runName")
 UNSET = re.compile(
@@ -60,11 +60,13 @@ class Examples:
     folders: tuple[str, ...]
     ending: str
     trains: str
+    groups: str = "grpo"  # what, in small letters, says that completions of a prompt are compared
 
 
 EXAMPLES = {
     "ms-swift": Examples(("examples",), ".sh", r"swift rlhf"),
     "verl": Examples(("examples",), ".sh", r"verl\.trainer\.main_ppo"),
+    "OpenRLHF": Examples(("examples",), ".sh", r"openrlhf\.cli\.train_ppo_ray", r"group_norm|reinforce_baseline"),
     "trl": Examples(("examples", "trl/scripts"), ".py", r"\bGRPOTrainer\("),
 }
 
@@ -89,7 +91,11 @@ def examples_of(repository: Path) -> Iterator[tuple[str, str]]:
         if not path.endswith(examples.ending):
             continue
         text = git(repository, "show", f"HEAD:{path}")
-        if re.search(examples.trains, text) and "grpo" in text.lower() and "megatron" not in text.lower():
+        if (
+            re.search(examples.trains, text)
+            and re.search(examples.groups, text.lower())
+            and "megatron" not in text.lower()
+        ):
             yield path, text
 
 

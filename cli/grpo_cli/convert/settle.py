@@ -9,6 +9,7 @@ from grpo_cli.convert.batch import settle_batch
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.evaluation import settle_evaluation
 from grpo_cli.convert.loss import settle_loss
+from grpo_cli.convert.openrlhf import settle_openrlhf
 from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.schedule import settle_schedule
 from grpo_cli.convert.sources import dataset, model, rewards
@@ -26,6 +27,7 @@ class Given:
 
 def settle(draft: Draft, given: Given) -> None:
     """Turn the facts of `draft` into fields."""
+    settle_openrlhf(draft)
     model(draft)
     dataset(draft)
     rewards(draft)

@@ -184,10 +184,14 @@ VERL = Table.of("verl", "0.7.0",
         left("rollout_correction.loss_type", "the loss is clipped", "ppo_clip"),
         left("rollout_correction", "set training.importanceSamplingCorrection (docs/training.md)"),
     ),
-    under("custom_reward_function.",
-        differs("path", "rewards@reward_file", "the file becomes a module: put it on PYTHONPATH in the image"),
-        differs("name", "rewards@reward_function", "function of that module"),
+    *(
+        under(section,
+            differs("path", "rewards@reward_file", "the file becomes a module: put it on PYTHONPATH in the image"),
+            differs("name", "rewards@reward_function", "function of that module"),
+        )
+        for section in ("custom_reward_function.", "reward.custom_reward_function.")
     ),
+    not_needed("reward.num_workers", "rewards of a step are computed side by side"),
     *(
         under(section,
             differs("enable", "rewards@overlong_buffer", "a further reward, softOverlong"),

@@ -38,7 +38,7 @@ _VERL_STEPS = (
     "actor_rollout_ref.actor.ppo_epochs=2 trainer.total_training_steps=100 "
     "actor_rollout_ref.actor.optim.lr_warmup_steps=5"
 )
-SCRIPTS = [["swift-server.sh"], ["swift-colocate.sh"], ["verl.sh"], ["swift-all-maps.sh"]]
+SCRIPTS = [["swift-server.sh"], ["swift-colocate.sh"], ["verl.sh"], ["swift-all-maps.sh"], ["openrlhf.sh"]]
 
 
 def _sources(*files: str) -> list[Any]:
@@ -65,9 +65,13 @@ def test_every_option_is_named_and_the_manifest_is_a_valid_job(files: list[str])
     given = {name for source in _sources(*files) for name in source.options | source.environment}
     assert given - {finding.name for finding in conversion.findings} == set()
     flags = {
-        flag for file in files if file.endswith(".sh") for flag in re.findall(r"--(\w+)", (INPUTS / file).read_text())
+        flag
+        for file in files
+        if file.endswith(".sh")
+        for flag in re.findall(r"--([\w.]+)", (INPUTS / file).read_text())
     }
-    assert flags - {finding.name.removeprefix("rollout.") for finding in conversion.findings} == set()
+    named = {finding.name for finding in conversion.findings}
+    assert flags - named - {name.removeprefix("rollout.") for name in named} == set()
     written = yaml.safe_load(conversion.manifest)
     assert written["kind"] == "GRPOJob"
     assert parse_spec(written["spec"]) == parse_spec(conversion.spec)
@@ -420,6 +424,13 @@ def test_prompts_that_verl_filters_are_skipped(options: str, field: str | None) 
     assert conversion.spec["dataset"].get("overlongPrompts") == field
 
 
+def test_the_newer_name_of_verls_own_reward_is_read() -> None:
+    section = "reward.custom_reward_function"
+    options = f"data.train_batch_size=8 {section}.path=rlla.py {section}.name=score"
+    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo {options}")
+    assert conversion.spec["rewards"] == [{"name": "score", "function": "rlla:score"}]
+
+
 def test_verls_sapo_is_averaged_as_here_and_has_no_second_bound() -> None:
     given = "loss_mode=sapo tau_pos=1.5 tau_neg=2"
     options = " ".join(f"actor_rollout_ref.actor.policy_loss.{option}" for option in given.split())
@@ -430,6 +441,30 @@ def test_verls_sapo_is_averaged_as_here_and_has_no_second_bound() -> None:
     assert "delta" not in training
     assert conversion.spec["generation"]["engineArgs"] == {"enable_prefix_caching": False}
     assert not [one for one in conversion.left if one.name.startswith("actor_rollout_ref")]
+
+
+def test_what_openrlhf_counts_in_completions_and_generations_is_counted_in_prompts_and_steps() -> None:
+    spec = _convert("openrlhf.sh").spec
+    training = spec["training"]
+    assert (training["promptsPerStep"], training["numGenerations"], training["stepsPerGeneration"]) == (32, 8, 4)
+    assert (spec["storage"]["checkpointEverySteps"], spec["evaluation"]["everySteps"]) == (80, 20)
+    assert (spec["evaluation"]["numGenerations"], spec["evaluation"]["temperature"]) == (4, 0.6)
+    assert (training["maxCompletionLength"], spec["generation"]["maxModelLen"]) == (2048, 4096)
+    assert (training["epsilon"], training["epsilonHigh"], training["beta"]) == (0.2, 0.27, 1e-3)
+    assert "klInReward" not in training
+    corrected = ("importanceSamplingCorrection", "importanceSamplingClipMin", "importanceSamplingClipMax")
+    assert [training[name] for name in corrected] == ["token_mask", 0.5, 5.0]
+    assert spec["dataset"]["split"] == "train[:20000]"
+    assert spec["trainer"]["groups"] == [{"name": "trainer", "replicas": 2, "gpus": 8}]
+    assert (spec["generation"]["topology"], spec["parallelism"]["zeroStage"]) == ("Colocate", 3)
+
+
+def test_openrlhfs_divergence_is_in_rewards_and_its_critic_is_told_unless_it_is_asked_otherwise() -> None:
+    text = (INPUTS / "openrlhf.sh").read_text()
+    spec = _text("openrlhf.sh", text.replace("--algo.kl.use_loss", "--algo.kl.estimator k1")).spec
+    assert (spec["training"]["klInReward"], spec["training"]["beta"]) == (True, 1e-3)
+    left = _text("openrlhf.sh", text.replace("--algo.advantage.estimator group_norm", "--algo.advantage.gamma 1")).left
+    assert "use group_norm, rloo or reinforce_baseline, not gae" in {one.note for one in left}
 
 
 def test_optimizer_states_offloaded_during_generation_stay_so() -> None:
