@@ -47,6 +47,9 @@ def read(file: str, text: str, format_: str | None = None, variables: Mapping[st
     """
     if PurePath(file).suffix == ".py":
         return [read_trainer(file, text, variables or {})]
+    if PurePath(file).suffix == ".toml":
+        why = "its tasks are environments of a hub of its own: name a dataset, or tools and environments, in a job"
+        raise ValueError(f"{file}: TOML, as prime-rl writes it, is not read: {why} (docs/agents.md)")
     if text.startswith("#!") or (PurePath(file).suffix in _SCRIPTS and not _is_mapping(text)):
         return _script(file, text, format_, variables or {})
     try:

@@ -424,6 +424,11 @@ def test_prompts_that_verl_filters_are_skipped(options: str, field: str | None) 
     assert conversion.spec["dataset"].get("overlongPrompts") == field
 
 
+def test_toml_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"rl.toml: TOML, as prime-rl writes it, is not read"):
+        read("rl.toml", "max_steps = 5\n[model]\nname = 'a/b'\n")
+
+
 def test_the_newer_name_of_verls_own_reward_is_read() -> None:
     section = "reward.custom_reward_function"
     options = f"data.train_batch_size=8 {section}.path=rlla.py {section}.name=score"
@@ -1007,7 +1012,7 @@ def test_evaluations_of_verl_are_greedy_and_counted_in_generations() -> None:
     section, _ = _evaluation("verl.sh", "data.val_files=/data/test.parquet")
     assert section == {
         "dataset": {
-            "overlongPrompts": "error",
+            "overlongPrompts": "skip",
             "preprocess": "verl_rows:prepare",
             "path": "/data/test.parquet",
         },
