@@ -71,7 +71,8 @@ def run(side: str, name: str, gpus: str, size: str | None, output: Path, **optio
     from transformers import AutoTokenizer
 
     output = output.resolve()
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    # TRL trains in this process: on one device. Its server is told its own.
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus if side == "ours" else gpus.partition(",")[0]
     task, device, seed, steps = TASKS[name], options["device"], options["seed"], options["steps"]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -28,14 +28,14 @@ def run_trl(
 
     On a CPU, transformers samples: TRL runs vLLM on GPUs alone.
     """
-    own, _, other = gpus.partition(",")
+    _, _, other = gpus.partition(",")
     server = None
     port, group_port, master = free_ports(3)
     if topology == "Server":
         server = start_trl_server(
             model, port=port, context=CONTEXT, cache_bytes=CACHE, device=other, log=folder / "server.log", share=0.05
         )
-    os.environ |= {"CUDA_VISIBLE_DEVICES": own, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master)}
     engine: dict[str, Any] = {
         "use_vllm": True,
         "vllm_gpu_memory_utilization": 0.05,

@@ -16,6 +16,8 @@ from grpo_spec.schema import Section
 
 RUN_FILES = ("metrics", "ranks", "completions")
 """Files of a run's folder, each as <name>.jsonl."""
+LOGS_FOLDER = "logs"
+"""Folder in a run's folder with the end of each trainer pod's log, as <pod>.log."""
 
 
 class ExitCode(IntEnum):

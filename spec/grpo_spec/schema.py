@@ -25,7 +25,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
-FunctionPath = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+FUNCTION_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+FunctionPath = Annotated[str, Field(max_length=256, pattern=FUNCTION_PATH)]
 Size = Annotated[str, Field(max_length=32, pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti)?$")]
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 

@@ -1,7 +1,9 @@
 """The page of `grpo ui` in headless Chromium: a run's curves, completions, errors and colours, and a job's plan."""
 
 import json
+import os
 import shutil
+import uuid
 from pathlib import Path
 
 import pytest
@@ -40,9 +42,34 @@ def test_curves_of_another_run_stand_in_the_same_charts(browser: webdriver.Chrom
         browser.find_element(By.CSS_SELECTOR, "input[value='runs/other']").click()
         wait_for("its curve", lambda: lines() == 1)
         assert text(browser, "#compare .legend") == "runs/other"
+        (value, last) = (text(browser, f"[data-metric=reward] {part}") for part in ("output", ".legend"))
+        assert value == last, "it is the same run"
         browser.find_element(By.CSS_SELECTOR, "input[value='runs/other']").click()
         wait_for("one curve", lambda: lines() == 0)
         assert complaints(browser) == []
+
+
+def test_the_ends_of_a_runs_logs_are_shown(browser: webdriver.Chrome, run: Path) -> None:
+    (run / "logs").mkdir()
+    (run / "logs" / "math-node-0.log").write_text(f"attempt 0: boom\n{SCRIPT}\n")
+    with open_page(browser, FolderSource(run), "events"):
+        wait_for("the log", lambda: "attempt 0: boom" in text(browser, "#events pre"))
+        assert SCRIPT in text(browser, "#events pre")
+        assert "end of the log of math-node-0" in text(browser, "#events h3")
+        assert complaints(browser) == []
+
+
+def test_readmes_picture_is_made_of_a_run(browser: webdriver.Chrome, run: Path, tmp_path: Path) -> None:
+    """`GRPO_PICTURES=docs/images` writes it there: README shows what the page is today."""
+    folder = Path(os.environ.get("GRPO_PICTURES", tmp_path))
+    named = Path(shutil.copytree(run, tmp_path / "default" / "quickstart" / str(uuid.UUID(int=0))))
+    (named / "metrics.jsonl").touch()  # as while it trains
+    with open_page(browser, FolderSource(named)):
+        browser.execute_script("document.documentElement.style.scrollbarWidth = 'none'")
+        wait_for("the curves", lambda: len(browser.find_elements(By.CSS_SELECTOR, "#curves svg path.line")) > 8)
+        assert text(browser, "#title") == "default/quickstart"
+        assert browser.save_screenshot(str(folder / "ui.png"))
+        assert texts(browser, "#curves [data-metric]")[0].startswith("reward")
 
 
 def test_a_run_has_its_curves_which_grow_with_it(browser: webdriver.Chrome, run: Path) -> None:

@@ -49,8 +49,9 @@ def convert(
     """Convert a configuration of another trainer to a GRPOJob.
 
     FILES are a YAML file of TRL (as `trl grpo --config` takes it) and one of accelerate, or a shell script that calls
-    `trl grpo`, `swift rlhf` or `verl.trainer.main_ppo`, or a script in Python that calls TRL's GRPOTrainer. Scripts are
-    read and never run. The manifest goes to stdout or --output. What became of every option goes to stderr.
+    `trl grpo`, `swift rlhf`, `verl.trainer.main_ppo` or `openrlhf.cli.train_ppo_ray`, or a script in Python that calls
+    TRL's GRPOTrainer. Scripts are read and never run. The manifest goes to stdout or --output. What became of every
+    option goes to stderr.
 
     \b
     Exit codes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import signal
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,10 +89,30 @@ def cp(kube: Kube, source: str, target: str, image: str | None) -> None:
 def export(kube: Kube, job: str, folder: str, image: str | None) -> None:
     """Fetch the newest exported model of JOB.
 
-    Its files go into FOLDER, from which from_pretrained loads it. Jobs export models where storage.export says so.
+    Its files go into FOLDER, from which from_pretrained loads it. Jobs export models where storage.export says so. The
+    model card says what the job has cost until now.
     """
     found = kube.job(job)
     copy_files(kube, exported(found), Place(None, folder), image=image, job=found)
+    add_bill(Path(folder), found)
+
+
+def add_bill(folder: Path, job: Object) -> None:
+    """Write into the model card, and its manifest, how long the job has held GPUs, priced where the site says."""
+    from grpo_cli.screen.bill import describe_usage
+    from grpo_operator.api.site import price_of
+    from grpo_operator.api.status import read_status
+
+    status = read_status(job.get("status"))
+    card, manifest = folder / "README.md", folder / "manifest.json"
+    bill = describe_usage(status.usage, price_of(status.site or {}))
+    if not (bill and card.exists() and manifest.exists()):
+        return
+    text = f"{card.read_text().rstrip()}\n\nWhen this was fetched, the job had held GPUs for {bill}.\n".encode()
+    sealed = json.loads(manifest.read_text())
+    sealed["files"][card.name] = {"bytes": len(text), "crc32": zlib.crc32(text)}
+    card.write_bytes(text)
+    manifest.write_text(json.dumps(sealed, indent=1))
 
 
 def exported(job: Object) -> Place:

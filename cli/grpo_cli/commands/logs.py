@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 import urllib3
@@ -21,6 +23,8 @@ from grpo_cli.screen.pods import ranks_of
 from grpo_cli.screen.terminal import console
 from grpo_cli.screen.view import read_topology
 from grpo_cli.screen.words import ranges
+from grpo_cli.ui.finished import fetch, is_away, is_log
+from grpo_cli.ui.folder import kept_logs
 from grpo_operator.api import names
 from grpo_operator.api.status import read_status
 from grpo_operator.decide.conditions import is_terminal
@@ -37,6 +41,8 @@ def print_logs(kube: Kube, job: str, *, rank: int | None, role: str | None, tail
     wanted = _Wanted(found, rank, role)
     out = console()
     pods = wanted.of(kube.pods(found))
+    if not pods and rank is None and role in (None, "trainer") and _print_kept(kube, found):
+        return
     if not pods:
         raise _no_pods(found, role)
     read = [each for pod in pods for each in _whole_log(kube, pod, tail, previous=previous)]
@@ -49,6 +55,19 @@ def print_logs(kube: Kube, job: str, *, rank: int | None, role: str | None, tail
         click.echo(problem, err=True)
     if problems and len(problems) == len(read):
         raise CliError("no pod has a log: see the reasons above", Exit.NOT_FOUND)
+
+
+def _print_kept(kube: Kube, job: Object) -> bool:
+    """Print the ends of logs that a job whose pods are gone has kept on its claim; return whether there were any."""
+    with tempfile.TemporaryDirectory(prefix="grpo-logs-") as there:
+        folder = Path(there)
+        if not is_away(kube, job) or not fetch(kube, job, folder, lambda said: click.echo(said, err=True), is_log):
+            return False
+        colours, out = _Colours(), console()
+        for pod, text in kept_logs(folder).items():
+            for line in text.splitlines():
+                out.print(colours.render(Line("", pod, line)), soft_wrap=True)
+        return True
 
 
 class _Wanted:

@@ -11,6 +11,7 @@ from typing import Any
 from grpo_cli.convert import values as v
 from grpo_cli.convert.accelerate import ACCELERATE
 from grpo_cli.convert.draft import Draft
+from grpo_cli.convert.openrlhf import OPENRLHF
 from grpo_cli.convert.read import SERVER
 from grpo_cli.convert.rows import UNSET, Finding, Kind, Row, Table
 from grpo_cli.convert.source import Source
@@ -19,7 +20,7 @@ from grpo_cli.convert.trl import TRL
 from grpo_cli.convert.verl import VERL
 from grpo_spec.contract import is_reserved
 
-TABLES = {table.format: table for table in (TRL, ACCELERATE, SWIFT, VERL)}
+TABLES = {table.format: table for table in (TRL, ACCELERATE, SWIFT, VERL, OPENRLHF)}
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
 _NEEDED = {"dataset", "model.name"}  # a job cannot do without
 SHOWN_CHARS = 60

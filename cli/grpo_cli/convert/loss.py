@@ -27,6 +27,9 @@ def settle_loss(draft: Draft) -> None:
             _gspo(draft)
         case "cispo":
             _cispo(draft)
+        case "sapo":
+            draft.set(_TYPE, "sapo", "sapo averages so, whatever loss_agg_mode says")
+            _drop_delta(draft, "sapo")
         case "gmpo":
             draft.set(_TYPE, "gmpo", "geo_mean averages so, whatever loss_agg_mode says")
             _drop_delta(draft, "gmpo")

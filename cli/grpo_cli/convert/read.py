@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from grpo_cli.convert.accelerate import ACCELERATE
+from grpo_cli.convert.openrlhf import ESTIMATOR
 from grpo_cli.convert.python.trainer import read_trainer
 from grpo_cli.convert.shell.script import Command, Script
 from grpo_cli.convert.shell.state import is_mark
@@ -22,6 +23,7 @@ _ACCELERATE_KEYS = {"compute_environment", "distributed_type", "num_machines", "
 SERVER = "rollout."
 """Begins the names of options of commands that serve the model, beside those of the command that trains."""
 _VERL = "verl.trainer.main_ppo"
+_OPENRLHF = "openrlhf.cli.train_ppo_ray"
 _LAUNCHERS = {"python", "python3", "torchrun", "accelerate", "deepspeed"}
 _LAUNCHER_FLAGS = {
     "multi_gpu",
@@ -45,6 +47,9 @@ def read(file: str, text: str, format_: str | None = None, variables: Mapping[st
     """
     if PurePath(file).suffix == ".py":
         return [read_trainer(file, text, variables or {})]
+    if PurePath(file).suffix == ".toml":
+        why = "its tasks are environments of a hub of its own: name a dataset, or tools and environments, in a job"
+        raise ValueError(f"{file}: TOML, as prime-rl writes it, is not read: {why} (docs/agents.md)")
     if text.startswith("#!") or (PurePath(file).suffix in _SCRIPTS and not _is_mapping(text)):
         return _script(file, text, format_, variables or {})
     try:
@@ -114,7 +119,7 @@ def _script(file: str, text: str, format_: str | None, variables: Mapping[str, s
     trained = [(command, sources) for command, sources in found if not _serves(sources[-1])]
     lines = sorted({command.line for command, _ in trained})
     if not trained:
-        wanted = f"trl grpo, swift rlhf --rlhf_type grpo, or python3 -m {_VERL}"
+        wanted = f"trl grpo, swift rlhf --rlhf_type grpo, or python3 -m {_VERL} or {_OPENRLHF}"
         ended = f"; line {script.ended} ends the script" if script.ended else ""
         asked = "".join(f"; {name} is not set: --set {name}=value" for name in sorted(script.asked)) if ended else ""
         raise ValueError(f"{file}: one command of {wanted} is needed, found none{ended}{asked}")
@@ -144,6 +149,9 @@ def _command(file: str, command: Command, format_: str | None, script: Script) -
     is_swift, is_trl = bool(tools & {"swift", "megatron"}), "trl" in tools
     if _VERL in words:
         return [_source(file, "verl", _overrides(words[words.index(_VERL) + 1 :]), command, script)]
+    if _OPENRLHF in words:
+        given = _flags(words[words.index(_OPENRLHF) + 1 :])
+        return [_source(file, "openrlhf", {ESTIMATOR: "gae"} | given, command, script)]
     if (is_swift and "rollout" in head) or (is_trl and "vllm-serve" in head) or head[-1:] == ["rollout"]:
         served = {f"{SERVER}{name}": value for name, value in _flags(tail).items()}
         return [_source(file, "trl" if is_trl else "ms-swift", served, None, script)]

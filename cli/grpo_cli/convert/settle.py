@@ -9,6 +9,7 @@ from grpo_cli.convert.batch import settle_batch
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.evaluation import settle_evaluation
 from grpo_cli.convert.loss import settle_loss
+from grpo_cli.convert.openrlhf import settle_openrlhf
 from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.schedule import settle_schedule
 from grpo_cli.convert.sources import dataset, model, rewards
@@ -26,6 +27,7 @@ class Given:
 
 def settle(draft: Draft, given: Given) -> None:
     """Turn the facts of `draft` into fields."""
+    settle_openrlhf(draft)
     model(draft)
     dataset(draft)
     rewards(draft)
@@ -115,7 +117,8 @@ def _world(draft: Draft, given: Given) -> int:
         ranks = given.gpus - of_engine
     if ranks is None:
         ranks = math.lcm(draft.value("generation.tensorParallel"), sequence)
-        draft.left("GPUs", "not said", f"pods of {ranks} are written: give --nodes and --gpus", "trainer.groups")
+        note = f"the job asks for pods with {ranks} GPU{'s' * (ranks > 1)}: pass --nodes N --gpus M"
+        draft.left("GPUs", "not said", note, "trainer.groups")
     draft.set("trainer.groups", [{"name": "trainer", "replicas": nodes, "gpus": ranks + of_engine}])
     if nodes * ranks % sequence:
         fits = math.gcd(nodes * ranks, sequence)

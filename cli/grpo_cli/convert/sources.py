@@ -61,6 +61,8 @@ def dataset(draft: Draft) -> None:
     elif "dataset.path" not in draft.fields:
         draft.set("dataset.name", "organization/dataset", _FILL_IN)
         draft.left("dataset", "not said", _FILL_IN, "dataset.name")
+    if facts.get("filter_overlong"):
+        draft.set("dataset.overlongPrompts", "skip", "filter_overlong_prompts")
     if system := facts.get("system"):
         text = " ".join(system) if isinstance(system, list) else str(system)
         if PurePath(text).suffix == ".txt":

@@ -23,7 +23,7 @@ _TOGETHER = "training.stepsPerGeneration, in optimizer steps: micro-batches / gr
 # fmt: off
 MODEL = rows(
     same("model_name_or_path", "model.name"),
-    same("model_revision", "model.revision"),
+    same("model_revision revision", "model.revision"),
     differs("dtype torch_dtype", "model.dtype@dtype",
         "type of the weights; parallelism.optimizerDtype: master weights"),
     differs("attn_implementation", "model.attention", "varlen is PyTorch's kernel for packed sequences"),
@@ -71,7 +71,7 @@ BATCH = rows(
     differs("steps_per_generation", "training.stepsPerGeneration@steps_per_generation", _TOGETHER),
     differs("generation_batch_size", "training.stepsPerGeneration@generation_batch", _TOGETHER),
     fields("training", "num_iterations"),
-    differs("max_steps", "training.maxSteps@max_steps", "-1 means that num_train_epochs decides"),
+    differs("max_steps", "training.maxSteps@max_steps", "-1: num_train_epochs decides"),
     differs("num_train_epochs", "training.maxSteps@epochs", EPOCHS, default=3.0),
     same("max_completion_length", "training.maxCompletionLength", default=512),
     not_needed("auto_find_batch_size", "training.maxTokensPerMicroBatch: micro-batches are as large as memory allows"),

@@ -11,12 +11,12 @@ from grpo_cli.screen import words
 from grpo_cli.screen.bill import describe_usage
 from grpo_cli.screen.cures import CURES
 from grpo_cli.screen.events import Happening, newest
-from grpo_cli.screen.origins import describe_site
+from grpo_cli.screen.origins import describe_site, queue_label
 from grpo_cli.screen.pods import PodTrouble, leftovers, troubles
 from grpo_cli.screen.training import LauncherReport, Training, read_training
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
-from grpo_operator.api.site import price_of
+from grpo_operator.api.site import Layers, price_of
 from grpo_operator.api.status import Failure, GroupStatus, GRPOJobStatus, read_status
 from grpo_operator.api.stored_spec import read_spec
 from grpo_operator.api.times import after, rfc3339, seconds_between
@@ -63,9 +63,13 @@ class JobView:
     ended: bool
 
 
-def read_job(job: Object) -> Job | None:
-    """Return the job with its spec as the operator reads it; None when the spec is invalid."""
-    metadata, stored = job["metadata"], read_spec(job["spec"], read_status(job.get("status")))
+def read_job(job: Object, layers: Layers | None = None) -> Job | None:
+    """Return the job with its spec as the operator reads it; None when the spec is invalid.
+
+    `layers`: those of its site; where they are not given, those that it began with.
+    """
+    metadata = job["metadata"]
+    stored = read_spec(job["spec"], read_status(job.get("status")), layers, queue_label(job))
     if stored.fault is not None:
         return None
     name, uid = metadata["name"], metadata["uid"]

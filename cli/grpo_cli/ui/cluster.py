@@ -16,6 +16,7 @@ from grpo_cli.cluster.job_reader import JobReader
 from grpo_cli.cluster.kube import Kube, Object
 from grpo_cli.cluster.launchers import Launchers
 from grpo_cli.cluster.pod_http import PodError
+from grpo_cli.cluster.site import read_site
 from grpo_cli.screen.pods import ranks_of, running_master
 from grpo_cli.screen.view import read_job, read_topology
 from grpo_cli.ui.finished import may_have_curves
@@ -36,36 +37,39 @@ class ClusterSource:
     def __init__(self, kube: Kube, name: str, fetched: Path | None = None) -> None:
         self._fetched = None if fetched is None else FolderSource(fetched)
         self.shown = Shown(title=f"{kube.namespace}/{name}", where="cluster")
-        self._reader, self._launchers = JobReader(kube, name), Launchers(kube)
+        self._kube, self._reader, self._launchers = kube, JobReader(kube, name), Launchers(kube)
 
     def refresh(self) -> None:
         """Implement `Source.refresh`."""
         try:
             job, pods, view = self._reader.read()
+            status = read_status(job.get("status"))
+            # A job takes what its site says when it is accepted, and keeps it.
+            layers = read_site(self._kube)[0] if status.attempt is None and status.site is None else None
         except click.ClickException as error:  # for example: no such job
             raise SourceError(error.message) from error
         except (ApiException, urllib3.exceptions.HTTPError) as error:
             raise SourceError(explain(error).message) from error
-        conditions = read_status(job.get("status")).conditions
         self.shown.job = to_jsonable_python(view) | {
-            "conditions": to_jsonable_python(conditions),
+            "conditions": to_jsonable_python(status.conditions),
             "pods": _pods(job, pods),
         }
-        self.shown.to_plan, self.shown.note = read_job(job), view.note
+        self.shown.to_plan, self.shown.note = read_job(job, layers), view.note
         self._read_history(job, pods)
 
     def _read_history(self, job: Object, pods: Sequence[Object]) -> None:
         if (master := running_master(read_topology(job), pods)) is None:
             if self._fetched is not None:
                 self._fetched.refresh()
-                self.shown.history, self.shown.changed = self._fetched.shown.history, self._fetched.shown.changed
+                there = self._fetched.shown
+                self.shown.history, self.shown.changed, self.shown.logs = there.history, there.changed, there.logs
                 return
             if may_have_curves(job):
                 has_claim = "claimName" in mapping(job["spec"].get("storage"))
                 self.shown.note = self.shown.note or (_GONE if has_claim else _LOST)
             return
         if self._fetched is not None:  # it runs again
-            self._fetched, self.shown.history, self.shown.changed = None, History(), None
+            self._fetched, self.shown.history, self.shown.changed, self.shown.logs = None, History(), None, {}
         try:
             is_new_attempt, rows = self._launchers.history(master, {}, after=self.shown.history.last_step)
         except PodError as error:

@@ -15,9 +15,14 @@ from grpo_cli.screen.pods import running_master
 from grpo_cli.screen.view import read_topology
 from grpo_operator.api.status import read_status
 from grpo_spec.lenient import mapping
-from grpo_spec.reports import RUN_FILES
+from grpo_spec.reports import LOGS_FOLDER, RUN_FILES
 
 WANTED = frozenset(f"{name}.jsonl" for name in RUN_FILES)
+
+
+def is_log(name: str) -> bool:
+    """Whether a file of a run's folder is the end of a pod's log."""
+    return name.startswith(f"{LOGS_FOLDER}/") and name.endswith(".log")
 
 
 def is_away(kube: Kube, job: Object) -> bool:
@@ -32,7 +37,14 @@ def may_have_curves(job: Object) -> bool:
     return bool(status.attempt or (status.attempt == 0 and (status.running_time or status.completion_time)))
 
 
-def fetch(kube: Kube, job: Object, folder: Path, say: Callable[[str], None]) -> bool:
+def is_shown(name: str) -> bool:
+    """Whether `grpo ui` shows a file of a run's folder."""
+    return name in WANTED or is_log(name)
+
+
+def fetch(
+    kube: Kube, job: Object, folder: Path, say: Callable[[str], None], wanted: Callable[[str], bool] = is_shown
+) -> bool:
     """Copy the run's files into a folder, by a short-lived pod that mounts the claim as the job's pods do.
 
     Returns whether there are any: a job without a claim keeps none, and one that ended early has none. Raises CliError
@@ -48,7 +60,7 @@ def fetch(kube: Kube, job: Object, folder: Path, say: Callable[[str], None]) -> 
     try:
         with served(kube, claim, say, image=None, job=job) as there:
             found = there.look(path)
-            files = {name: size for name, size in found["files"].items() if name in WANTED}
+            files = {name: size for name, size in found["files"].items() if wanted(name)}
             transfer.copy(there, path, Folder(str(folder)), "", lambda *_: None, found | {"files": files})
     except transfer.NotCopiedError as error:  # an attempt has begun, and rewrites them
         raise CliError(f"{error}: the job goes on, try again", Exit.FAILED) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grpo_cli.ui.history import Row
 from grpo_cli.ui.source import Shown, SourceError
-from grpo_spec.reports import RUN_FILES
+from grpo_spec.reports import LOGS_FOLDER, RUN_FILES
 
 MAX_BYTES = 256 << 20
 """Bytes read of a file at most, from its end; a step takes about 3 kB."""
@@ -32,6 +32,7 @@ class FolderSource:
                 self.shown.history.clear()
                 self._tails = {name: _Tail(tail.path) for name, tail in self._tails.items()}
             self.shown.history.add({name: tail.read() for name, tail in self._tails.items()})
+            self.shown.logs = kept_logs(self._folder)
         except (OSError, ValueError) as error:
             raise SourceError(f"the run's files cannot be read: {error}") from error
         metrics = self._tails["metrics"].path
@@ -39,6 +40,12 @@ class FolderSource:
         self.shown.note = (
             "" if self.shown.history.metrics else "no step has finished yet: metrics.jsonl is empty or missing"
         )
+
+
+def kept_logs(folder: Path) -> dict[str, str]:
+    """Return the ends of logs that a run's folder has, by pod."""
+    files = sorted((folder / LOGS_FOLDER).glob("*.log"))
+    return {file.stem: file.read_text(errors="replace") for file in files if not file.name.startswith(".")}
 
 
 def run_folder(folder: Path) -> Path:

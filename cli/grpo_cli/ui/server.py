@@ -69,6 +69,7 @@ class Page:
                 "age": None if self._answered == float("-inf") else round(time.monotonic() - self._answered, 1),
                 "idle": None if shown.changed is None else round(time.time() - shown.changed, 1),
                 "job": shown.job,
+                "logs": list(shown.logs),
                 "gpus": None if shown.to_plan is None else list(MEMORY),
             } | shown.history.since(generation, after)
 
@@ -85,7 +86,7 @@ class Page:
 def application(source: Source, gpu: int | None = None, others: Others | None = None) -> web.Application:
     """Serve GET / with its assets, /api/state?generation=&after=, and /api/plan?gpu=; `gpu` bytes are its default.
 
-    /api/others has the names of runs to compare with, and /api/curves?run= the curves of one.
+    /api/others has the names of runs to compare with, /api/curves?run= the curves of one, and /api/logs ends of logs.
     """
     page, plans, runs = Page(source), Plans(gpu), others or further_folders({})
 
@@ -103,6 +104,9 @@ def application(source: Source, gpu: int | None = None, others: Others | None = 
             return web.Response(status=404, text="there is no job to plan\n")
         return web.json_response(plans.answer(source.shown.to_plan, name))
 
+    async def logs(_: web.Request) -> web.Response:
+        return web.json_response(source.shown.logs)
+
     async def names(_: web.Request) -> web.Response:
         return await _or_error(runs.names())
 
@@ -115,6 +119,7 @@ def application(source: Source, gpu: int | None = None, others: Others | None = 
     app = web.Application(middlewares=[_guard])
     app.router.add_get("/api/state", state, allow_head=False)
     app.router.add_get("/api/plan", plan, allow_head=False)
+    app.router.add_get("/api/logs", logs, allow_head=False)
     app.router.add_get("/api/others", names, allow_head=False)
     app.router.add_get("/api/curves", curves, allow_head=False)
     for path, (name, kind) in ASSETS.items():

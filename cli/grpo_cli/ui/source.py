@@ -24,6 +24,7 @@ class Shown:
     to_plan: Job | None = None  # None where no job is known, or its spec is invalid
     changed: float | None = None  # time of the newest step in seconds since 1970, if known
     note: str = ""  # why something is missing
+    logs: dict[str, str] = field(default_factory=dict)  # ends of pods' logs, by pod, where they are kept
 
 
 class Source(Protocol):

@@ -11,6 +11,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
+from grpo_spec.schema import FUNCTION_PATH
+
+_EPOCHS = "jobs count steps: maxSteps = epochs x rows / promptsPerStep"
+_OF_OTHERS = {"numTrainEpochs": _EPOCHS, "num_train_epochs": _EPOCHS, "epochs": _EPOCHS}
+"""Fields that people know from other tools, and what a job has in their place."""
 UNKNOWN = "extra_forbidden"
 """Type of pydantic's error about a field that a section does not have."""
 
@@ -34,10 +39,16 @@ def _explain(fault: ErrorDetails, model: type[BaseModel], root: str) -> str:
     if fault["type"] == UNKNOWN:
         *above, name = fault["loc"]
         near = difflib.get_close_matches(str(name), _fields(model, above), n=1, cutoff=0.6)
-        return f"{root}{path_of(above, '')}.{name}: unknown field" + (f"; did you mean {near[0]}?" if near else "")
+        hint = _OF_OTHERS.get(str(name), f"did you mean {near[0]}?" if near else "")
+        return f"{root}{path_of(above, '')}.{name}: unknown field" + (f"; {hint}" if hint else "")
     if fault["type"].startswith("recursion"):
         outer = tuple(takewhile(lambda part: part not in ("dict", "list"), fault["loc"]))  # the rest repeats itself
         return f"{path_of(outer, root)}: nested too deeply"
+    if fault["type"] == "string_pattern_mismatch" and fault["ctx"]["pattern"] == FUNCTION_PATH:
+        module, dot, name = str(found).rpartition(".")
+        return f"{path}: write module:function" + (
+            f"; did you mean {module}:{name}?" if dot and ":" not in name else ""
+        )
     shown = f" (found {found!r})" if isinstance(found, str | int | float | bool) else ""
     return f"{path}: {fault['msg'].removeprefix('Value error, ')}{shown}"
 

@@ -73,7 +73,7 @@ class ChildDiff:
 def _find_changes(
     job: Job, topology: Topology, observed: Observed, decided: Plan, applied: Applied, *, policies: bool
 ) -> Changes:
-    """Return what to change. While an attempt runs, its children are applied, and those that it does not want deleted.
+    """Return what to change. While an attempt runs, its children are applied, and those not needed any more deleted.
 
     Otherwise groups are stopped, which does not depend on the spec.
     """

@@ -170,7 +170,7 @@ class Reconciler:
         return delay
 
     def _misses_a_deletion(self, key: Key, seen: Snapshot) -> bool:
-        """Whether a pod is gone of which the watch may still show the end."""
+        """Whether a pod has disappeared whose deletion event may still arrive."""
         unexplained = is_running_undisturbed(seen.job, seen.status) and has_unexplained_pods(seen.status, seen.observed)
         return unexplained and self._jobs.of(key).deleted_pods.may_still_arrive()
 

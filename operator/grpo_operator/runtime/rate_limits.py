@@ -27,8 +27,8 @@ RATES = {News.DETAILS: Rate(5.0, 2.0), News.PROGRESS: Rate(PROGRESS_SECONDS, 10.
 """Details take about a fortieth of one processor, progress an eighth: with 1,000 jobs it is written every 100 s."""
 
 LOOKS_PER_SECOND = 50.0
-"""Passes a second that only time calls for, of all jobs that run together, for those that train with a question to
-their launcher: they take about a tenth of one processor. As many of all jobs that wait for their pods."""
+"""Timer-driven passes per second, summed over all running jobs: about a tenth of one processor, with a question to the
+launcher of each job that trains. Jobs that wait for their pods have the same budget of their own."""
 
 AHEAD_SECONDS = 1.0
 """Seconds before its turn at which a status is written: else every second write costs another pass."""

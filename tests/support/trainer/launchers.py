@@ -159,7 +159,8 @@ class Pod:
 class World:
     """Pods pod-0, pod-1, ... with `gpus` ranks each. Every rank runs `body`, the indented body of a function.
 
-    `forks`: launchers and ranks are forked from a process that has loaded what ranks load.
+    `forks`: launchers and ranks are forked from a process that has loaded what ranks load. `durable`: the data folder
+    outlives pods.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class World:
         *,
         timeout: int = 30,
         forks: bool = False,
+        durable: bool = False,
     ) -> None:
         self.folder, self.forks = folder, forks
         self.timing: dict[str, float] = dict(QUICK)
@@ -196,7 +198,7 @@ class World:
             "members": members,
             "masterPort": master_port,
             "timeoutSeconds": timeout,
-            "durable": False,
+            "durable": durable,
         }
         self.contract.write_text(json.dumps(self.values))
         self.pods = [Pod(self, f"pod-{index}", port) for index, port in enumerate(ports)]

@@ -115,6 +115,26 @@ def test_a_rank_that_refuses_the_configuration_is_a_configuration_error(make_wor
     assert "dataset.path: /nowhere does not exist" in outcome.message
 
 
+def test_the_end_of_the_failed_ranks_log_stays_in_the_runs_folder(make_world: MakeWorld, tmp_path: Path) -> None:
+    """A pod's log goes with the pod; a folder that goes with it, too, gets nothing."""
+    fails = "    print('loading')\n    if RANK == 1:\n        print('no luck', file=sys.stderr)\n        sys.exit(64)\n"
+    kept = tmp_path / "data/ns/job/u/logs/pod-0.log"
+    for durable in (False, True):
+        (folder := tmp_path / str(durable)).mkdir()
+        world = World(folder, [2], fails + WAIT_FOR_SIGTERM, durable=durable)
+        try:
+            outcome = world.pods[0].start(GRPO_DATA_DIR=str(tmp_path / "data")).ends()
+        finally:
+            world.close()
+        assert outcome.rank == 1
+        assert kept.exists() is durable
+    text = kept.read_text()
+    assert text.startswith("attempt 4, ended ")
+    assert "end of rank 1's stdout\nloading\n" in text
+    assert text.endswith("end of rank 1's stderr\nno luck\n")
+    assert list(kept.parent.iterdir()) == [kept]
+
+
 def test_a_peer_that_never_listens_is_named(make_world: MakeWorld) -> None:
     world = make_world([1, 1], ALL_REDUCE, timeout=3)
     pod = world.pods[0].start()

@@ -38,7 +38,7 @@ _VERL_STEPS = (
     "actor_rollout_ref.actor.ppo_epochs=2 trainer.total_training_steps=100 "
     "actor_rollout_ref.actor.optim.lr_warmup_steps=5"
 )
-SCRIPTS = [["swift-server.sh"], ["swift-colocate.sh"], ["verl.sh"], ["swift-all-maps.sh"]]
+SCRIPTS = [["swift-server.sh"], ["swift-colocate.sh"], ["verl.sh"], ["swift-all-maps.sh"], ["openrlhf.sh"]]
 
 
 def _sources(*files: str) -> list[Any]:
@@ -65,9 +65,13 @@ def test_every_option_is_named_and_the_manifest_is_a_valid_job(files: list[str])
     given = {name for source in _sources(*files) for name in source.options | source.environment}
     assert given - {finding.name for finding in conversion.findings} == set()
     flags = {
-        flag for file in files if file.endswith(".sh") for flag in re.findall(r"--(\w+)", (INPUTS / file).read_text())
+        flag
+        for file in files
+        if file.endswith(".sh")
+        for flag in re.findall(r"--([\w.]+)", (INPUTS / file).read_text())
     }
-    assert flags - {finding.name.removeprefix("rollout.") for finding in conversion.findings} == set()
+    named = {finding.name for finding in conversion.findings}
+    assert flags - named - {name.removeprefix("rollout.") for name in named} == set()
     written = yaml.safe_load(conversion.manifest)
     assert written["kind"] == "GRPOJob"
     assert parse_spec(written["spec"]) == parse_spec(conversion.spec)
@@ -217,18 +221,6 @@ def test_checkpoints_are_written_as_often(strategy: str, every: int) -> None:
     assert conversion.spec["storage"]["checkpointEverySteps"] == every
 
 
-@pytest.mark.parametrize("size", [1, 4])
-def test_long_sequences_are_on_as_many_ranks(size: int) -> None:
-    section = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
-    for name, text in (
-        ("verl.sh", f"python3 -m verl.trainer.main_ppo {section}={size}"),
-        ("run.sh", f"swift rlhf --rlhf_type grpo --model a/b --dataset c/d --sequence_parallel_size {size}"),
-    ):
-        conversion = _text(name, text)
-        assert conversion.spec.get("parallelism", {}).get("sequence", 1) == size
-        assert not [finding for finding in conversion.left if "sequence" in finding.name]
-
-
 def test_a_number_that_ranks_cannot_share_is_lowered_and_said() -> None:
     section = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
     conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo {section}=8", nodes=1, gpus=12)
@@ -301,6 +293,61 @@ def test_a_batch_stays_small_when_ranks_outnumber_its_prompts() -> None:
     conversion = _convert("swift-colocate.sh")
     assert conversion.spec["training"]["promptsPerStep"] == 1
     assert conversion.spec["parallelism"] == {"gradientCheckpointing": True, "zeroStage": 3, "offloadOptimizer": "cpu"}
+
+
+@pytest.mark.parametrize(("options", "field"), [("", None), ("filter_overlong_prompts=True truncation=error", "skip")])
+def test_prompts_that_verl_filters_are_skipped(options: str, field: str | None) -> None:
+    given = " ".join(f"data.{option}" for option in options.split())
+    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo data.train_batch_size=8 {given}")
+    assert conversion.spec["dataset"].get("overlongPrompts") == field
+
+
+def test_toml_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"rl.toml: TOML, as prime-rl writes it, is not read"):
+        read("rl.toml", "max_steps = 5\n[model]\nname = 'a/b'\n")
+
+
+def test_the_newer_name_of_verls_own_reward_is_read() -> None:
+    section = "reward.custom_reward_function"
+    options = f"data.train_batch_size=8 {section}.path=rlla.py {section}.name=score"
+    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo {options}")
+    assert conversion.spec["rewards"] == [{"name": "score", "function": "rlla:score"}]
+
+
+def test_verls_sapo_is_averaged_as_here_and_has_no_second_bound() -> None:
+    given = "loss_mode=sapo tau_pos=1.5 tau_neg=2"
+    options = " ".join(f"actor_rollout_ref.actor.policy_loss.{option}" for option in given.split())
+    options += " actor_rollout_ref.rollout.enable_prefix_caching=False actor_rollout_ref.actor.optim.optimizer=AdamW"
+    conversion = _text("verl.sh", f"python3 -m verl.trainer.main_ppo data.train_batch_size=8 {options}")
+    training = conversion.spec["training"]
+    assert (training["lossType"], training["sapoTemperaturePos"], training["sapoTemperatureNeg"]) == ("sapo", 1.5, 2)
+    assert "delta" not in training
+    assert conversion.spec["generation"]["engineArgs"] == {"enable_prefix_caching": False}
+    assert not [one for one in conversion.left if one.name.startswith("actor_rollout_ref")]
+
+
+def test_what_openrlhf_counts_in_completions_and_generations_is_counted_in_prompts_and_steps() -> None:
+    spec = _convert("openrlhf.sh").spec
+    training = spec["training"]
+    assert (training["promptsPerStep"], training["numGenerations"], training["stepsPerGeneration"]) == (32, 8, 4)
+    assert (spec["storage"]["checkpointEverySteps"], spec["evaluation"]["everySteps"]) == (80, 20)
+    assert (spec["evaluation"]["numGenerations"], spec["evaluation"]["temperature"]) == (4, 0.6)
+    assert (training["maxCompletionLength"], spec["generation"]["maxModelLen"]) == (2048, 4096)
+    assert (training["epsilon"], training["epsilonHigh"], training["beta"]) == (0.2, 0.27, 1e-3)
+    assert "klInReward" not in training
+    corrected = ("importanceSamplingCorrection", "importanceSamplingClipMin", "importanceSamplingClipMax")
+    assert [training[name] for name in corrected] == ["token_mask", 0.5, 5.0]
+    assert spec["dataset"]["split"] == "train[:20000]"
+    assert spec["trainer"]["groups"] == [{"name": "trainer", "replicas": 2, "gpus": 8}]
+    assert (spec["generation"]["topology"], spec["parallelism"]["zeroStage"]) == ("Colocate", 3)
+
+
+def test_openrlhfs_divergence_is_in_rewards_and_its_critic_is_told_unless_it_is_asked_otherwise() -> None:
+    text = (INPUTS / "openrlhf.sh").read_text()
+    spec = _text("openrlhf.sh", text.replace("--algo.kl.use_loss", "--algo.kl.estimator k1")).spec
+    assert (spec["training"]["klInReward"], spec["training"]["beta"]) == (True, 1e-3)
+    left = _text("openrlhf.sh", text.replace("--algo.advantage.estimator group_norm", "--algo.advantage.gamma 1")).left
+    assert "use group_norm, rloo or reinforce_baseline, not gae" in {one.note for one in left}
 
 
 def test_optimizer_states_offloaded_during_generation_stay_so() -> None:
@@ -691,7 +738,7 @@ def test_evaluations_of_verl_are_greedy_and_counted_in_generations() -> None:
     section, _ = _evaluation("verl.sh", "data.val_files=/data/test.parquet")
     assert section == {
         "dataset": {
-            "overlongPrompts": "error",
+            "overlongPrompts": "skip",
             "preprocess": "verl_rows:prepare",
             "path": "/data/test.parquet",
         },

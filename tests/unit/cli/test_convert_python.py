@@ -300,3 +300,23 @@ def test_the_pages_say_how_many_examples_of_trl_play() -> None:
     assert f"{found['played']} play, in the processes of a rank" in page
     agents = " ".join((DOCS / "agents.md").read_text().split())
     assert f"{found['played']} of TRL's {found['examples']} examples play so, unchanged" in agents
+
+
+def test_keys_of_nested_options_are_options() -> None:
+    kwargs = "model_init_kwargs={'attn_implementation': 'sdpa', 'revision': 'v1'}, generation_kwargs={'top_k': 5}"
+    conversion = _convert(_trainer(f"args=GRPOConfig({kwargs})"))
+    assert conversion.spec["model"]["attention"] == "sdpa"
+    assert conversion.spec["model"]["revision"] == "v1"
+    assert conversion.spec["training"]["topK"] == 5
+
+
+def test_what_the_command_line_or_a_job_decides_is_not_left() -> None:
+    before = "args, model_args = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config()\n"
+    before += "sys.path.insert(0, '.')\nlogging.getLogger('x').setLevel(logging.ERROR)"
+    conversion = _convert(_trainer("args=args, quantization_config=get_quantization_config(model_args)", before))
+    assert not _left(conversion).keys() - {"GPUs", "epochs"}
+
+
+def test_a_list_with_a_condition_is_read() -> None:
+    given = "report_to=[s.strip() for s in 'wandb, none'.split(',') if s.strip() != 'none']"
+    assert _convert(_trainer(f"args=GRPOConfig({given})")).spec["training"]["reportTo"] == ["wandb"]

@@ -122,6 +122,12 @@ def test_variables_before_a_command_and_of_env_are_its_own() -> None:
     assert (second.words, second.environment["D"], "C" in second.environment) == (["swift", "y"], "3", False)
 
 
+def test_jobs_have_no_npu() -> None:
+    asks = "$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)"
+    script = Script(f'D=${{D:-{asks}}}\ncase "$D" in gpu) B=1 ;; npu) B=2 ;; esac\ntrl $D $B')
+    assert [command.words for command in script.commands] == [["trl", "gpu", "1"]]
+
+
 def test_without_shfmt_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "_shfmt", lambda: None)
     with pytest.raises(RefusedError, match=r"pip install 'grpo-operator\[cli\]'"):

@@ -23,9 +23,11 @@ from grpo_cli.cluster.copying.served_claim import _check
 from grpo_cli.cluster.copying.transfer import NotCopiedError, copy, place
 from grpo_cli.cluster.kube import Kube
 from grpo_cli.cluster.pod_http import PodError
-from grpo_cli.commands.copy import Place, ends, exported
+from grpo_cli.commands.copy import Place, add_bill, ends, exported
 from grpo_cli.errors import CliError, Exit
+from grpo_operator.api.names import DEFAULTS_KINDS
 from grpo_operator.layout.pods import SECURITY
+from grpo_workload.storage.manifest import faults, read_manifest, seal, write_manifest
 
 CONTENT = os.urandom(10_000)
 
@@ -284,6 +286,18 @@ def test_without_a_job_the_pod_has_the_user_of_jobs_and_the_image_of_the_release
     assert (made["securityContext"], made["imagePullSecrets"]) == ({"runAsUser": 7}, [{"name": "s"}])
     assert (made["containers"][0]["image"], made["containers"][0]["imagePullPolicy"]) == ("job:1", "Always")
     assert "nodeSelector" not in made, "the pod needs no GPU"
+
+
+def test_the_card_of_a_fetched_model_has_the_bill_and_its_manifest_is_right(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# math, after 9 steps\n")
+    write_manifest(tmp_path, {"README.md": seal(tmp_path / "README.md")})
+    priced = {DEFAULTS_KINDS[0]: {"generation": 1, "defaults": {"gpuHourPrice": "2.5 EUR"}}}
+    usage = {"gpuSeconds": {"held": 7200, "training": 7200}, "time": "2026-01-01T00:00:00Z"}
+    for site, cost in (({}, ""), (priced, " for 5.00 EUR")):
+        add_bill(tmp_path, _job("math", 1) | {"status": {"usage": usage, "site": site}})
+        text = (tmp_path / "README.md").read_text()
+        assert text.endswith(f"the job had held GPUs for 2.0 GPU hours{cost}: 100% training.\n")
+        assert not faults(tmp_path, read_manifest(tmp_path), ["README.md"])
 
 
 def test_a_job_says_where_its_model_is_or_why_there_is_none() -> None:

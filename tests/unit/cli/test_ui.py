@@ -17,6 +17,7 @@ from grpo_cli.cluster.copying.folder import Folder
 from grpo_cli.cluster.copying.remote_folder import ClaimError
 from grpo_cli.cluster.kube import Kube
 from grpo_cli.cluster.pod_http import PodError
+from grpo_cli.commands import logs
 from grpo_cli.errors import CliError
 from grpo_cli.main import main
 from grpo_cli.ui import finished, server
@@ -104,6 +105,29 @@ def test_files_that_cannot_be_fetched_are_one_line(
     kube = Kube(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "team")
     with pytest.raises(CliError, match=complaint):
         finished.fetch(kube, job, here, lambda _: None)
+
+
+@pytest.mark.parametrize("has_logs", [True, False])
+def test_logs_of_a_job_whose_pods_are_gone_are_those_that_its_claim_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_logs: bool
+) -> None:
+    folder = Path(shutil.copytree(RUN, tmp_path / "team/math/u"))
+    if has_logs:
+        (folder / "logs").mkdir()
+        (folder / "logs" / "math-node-0.log").write_text("attempt 0: boom\nno luck\n")
+    monkeypatch.setattr(finished, "served", lambda *_, **__: nullcontext(Folder(str(tmp_path))))
+    ended = {"phase": "Failed", "attempt": 0, "completionTime": "2026-01-01T00:00:00Z", "launcherPort": 1}
+    ended["groups"] = [{"name": "node", "role": "trainer", "replicas": 1, "gpus": 1}]
+    metadata = {"namespace": "team", "name": "math", "uid": "u"}
+    job = {"metadata": metadata, "spec": {"storage": {"claimName": "data"}}, "status": ended}
+    monkeypatch.setattr(logs, "is_away", lambda *_: True)
+    kube = Kube(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "team")
+    monkeypatch.setattr(Kube, "job", lambda *_: job)
+    monkeypatch.setattr(Kube, "pods", lambda *_: [])
+    with nullcontext() if has_logs else pytest.raises(CliError, match="has no pods; logs are deleted with their pods"):
+        logs.print_logs(kube, "math", rank=None, role=None, tail=None, previous=False)
+    printed = "math-node-0 | attempt 0: boom\nmath-node-0 | no luck\n" if has_logs else ""
+    assert capsys.readouterr().out == printed
 
 
 def test_repeated_steps_start_a_new_generation() -> None:
@@ -198,6 +222,16 @@ async def test_the_state_is_incremental_and_survives_an_error(address: str, run:
         assert "does not exist" in broken["error"]
         assert len(broken["metrics"]) == 8
         assert broken["age"] is not None
+
+
+async def test_ends_of_logs_that_a_folder_keeps_are_served(address: str, run: Path) -> None:
+    (run / "logs").mkdir()
+    (run / "logs" / "math-node-0.log").write_text("no luck\n")
+    async with ClientSession() as session:
+        async with session.get(f"{address}api/state") as answer:
+            assert (await answer.json())["logs"] == ["math-node-0"]
+        async with session.get(f"{address}api/logs") as answer:
+            assert await answer.json() == {"math-node-0": "no luck\n"}
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::1]:80"])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import yaml
 from aiohttp import ClientSession
 from click.testing import CliRunner
+from kubernetes import client
 
+from grpo_cli.cluster.kube import Kube
 from grpo_cli.documents.manifest import load_job
 from grpo_cli.local.edited import pod_sizes
 from grpo_cli.local.planning import answer, question
@@ -18,6 +21,7 @@ from grpo_cli.main import main
 from grpo_cli.screen.memory_plan import verdict
 from grpo_cli.screen.view import read_job
 from grpo_cli.ui import plans
+from grpo_cli.ui.cluster import ClusterSource
 from grpo_cli.ui.folder import FolderSource
 from grpo_cli.ui.server import serving
 from grpo_cli.ui.source import Shown
@@ -83,6 +87,28 @@ def test_the_job_of_a_cluster_and_of_a_manifest_are_one_question() -> None:
     for path in sorted(EXAMPLES.glob("*.yaml")):
         job = load_job(path).job("default")
         assert question(job, 80 << 30) == question(_stored(path, job.uid), 80 << 30), path.name
+
+
+@pytest.mark.parametrize("attempt", [None, 0])
+def test_a_job_that_has_not_begun_is_planned_with_what_its_site_says(
+    monkeypatch: pytest.MonkeyPatch, attempt: int | None
+) -> None:
+    document = load_job(MANIFEST).document
+    now = datetime.now(UTC).isoformat()
+    document["metadata"] |= {"namespace": "default", "uid": "a", "creationTimestamp": now}
+    document["status"] = {"attempt": attempt}
+    selector = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    site = {"metadata": {"generation": 1}, "spec": {"defaults": {"podTemplate": {"nodeSelector": selector}}}}
+    monkeypatch.setattr(Kube, "job", lambda *_: document)
+    monkeypatch.setattr(Kube, "pods", lambda *_: [])
+    monkeypatch.setattr(Kube, "listed", lambda *_: [])
+    monkeypatch.setattr(Kube, "named", lambda *_: site)
+    api = client.ApiClient(client.Configuration(host="http://127.0.0.1:1"))
+    source = ClusterSource(Kube(api, "default"), "math")
+    source.refresh()
+    assert source.shown.to_plan is not None
+    asked = question(source.shown.to_plan, None)
+    assert (asked is not None) is (attempt is None), "a job that has begun keeps what its site said then"
 
 
 async def test_it_asks_for_a_gpu_that_nothing_says() -> None:

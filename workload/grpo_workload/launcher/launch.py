@@ -20,9 +20,10 @@ from grpo_spec.deepspeed_config import accelerate_config, deepspeed_config
 from grpo_spec.errors import ConfigError
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode, Outcome
+from grpo_workload.launcher.kept_logs import keep_logs
 from grpo_workload.launcher.peers import LostPeer, Peers, Timing, peers_of
 from grpo_workload.launcher.place import Place
-from grpo_workload.launcher.rank_processes import SETTLE_SECONDS, RankExit, Ranks, result_of
+from grpo_workload.launcher.rank_processes import SETTLE_SECONDS, RankExit, Ranks, log_dir_of, result_of
 from grpo_workload.launcher.status_server import Status, serving
 from grpo_workload.pod.device_check import check_devices
 from grpo_workload.pod.engines import running_engines
@@ -76,7 +77,9 @@ async def _run(status: Status, peers: Peers, command: Sequence[str], stop: async
         check_versions(place.contract)
         await check_devices(place.contract, place.pod)
         async with running_engines(place.contract, place.engines) as engine_exit:
-            return await _run_ranks(status, peers, command, stopped, engine_exit)
+            outcome = await _run_ranks(status, peers, command, stopped, engine_exit)
+        await keep_logs(place, log_dir_of(place), outcome)
+        return outcome
     except ConfigError as error:
         return _outcome(place, ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR, str(error))
 

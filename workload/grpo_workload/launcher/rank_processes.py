@@ -69,6 +69,11 @@ class Result:
     at: float  # time of the first failure, else of the last exit; seconds since 1970
 
 
+def log_dir_of(place: Place) -> Path:
+    """Return the folder of the logs of a pod's ranks."""
+    return place.state_dir / "logs"
+
+
 def result_of(exits: Sequence[RankExit]) -> Result:
     """Sum up at least one exit: the first failure decides. If none failed, they were stopped if any rank was."""
     failures = sorted((one for one in exits if one.failed), key=lambda one: one.at)
@@ -134,7 +139,7 @@ class Ranks:
 
         Output goes to files in the state folder and, prefixed with the rank, to stdout.
         """
-        log_dir = place.state_dir / "logs"
+        log_dir = log_dir_of(place)
         log_dir.mkdir(parents=True, exist_ok=True)
         # In a thread: in the main thread, torch would replace the launcher's signal handlers with its own.
         processes = await asyncio.to_thread(_start_processes, place, list(command), log_dir)

@@ -17,7 +17,7 @@ MOST_ROUNDS = 20
 HARDLY = 0.1
 """Waiting for less than this share of the time is no loss worth a change."""
 STEADY = 0.05
-"""By this part the engines needed must be nearer to another number before it is proposed: chance moves them less."""
+"""Hysteresis: another number of engines is proposed only when the estimate is nearer to it by this share."""
 UNEVEN = 2.0
 """From this ratio of the longest completion to the mean on, a step waits for few completions rather than for all."""
 ENOUGH_STALENESS = 4

@@ -29,8 +29,8 @@ class Work:
 def prepare(run: Run, generation: Generation) -> dict[int, Work]:
     """Plan the training on each batch of a generation, before its first step; collective.
 
-    Micro-batches on which later steps train, whose weights will be others, keep the log-probabilities of the present
-    ones. With the correction `bypass` the generator's take their place.
+    Micro-batches that later steps reuse store log-probabilities under the current weights, or with the correction
+    `bypass` the generator's.
     """
     training = run.config.training
     shares, group = run.policy.shares_prompts, run.policy.group

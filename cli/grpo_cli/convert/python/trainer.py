@@ -21,6 +21,8 @@ FOLDER = "/etc/code"
 """Where a job finds the files of a script."""
 _PEFT = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}  # peft's defaults
 _FUNCTIONS = {"reward_funcs", "tools", "environment_factory"}
+_NESTED = {"model_init_kwargs", "generation_kwargs"}  # their keys are options as others
+_OF_COMMAND = "get_quantization_config"  # of options that the command line may have
 _POSITIONS = ("model", "reward_funcs", "args", "train_dataset")
 _OF_LOADING = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
 SCORED_BY_ITSELF = "environment.get_reward"
@@ -102,7 +104,11 @@ class _Reading:
 
     def _take(self, name: str, value: Any) -> None:
         """Take an option of TRL."""
-        if self._script.is_of_command(value):
+        if name in _NESTED and isinstance(value, dict):
+            for key, one in value.items():
+                self._take(key, one)
+            return
+        if self._script.is_of_command(value) or getattr(value, "function", "") == _OF_COMMAND:
             return
         if isinstance(value, list) and value and all(isinstance(one, Opaque) for one in value):
             self._options[name] = " ".join(getattr(one, "function", one.text) for one in value)

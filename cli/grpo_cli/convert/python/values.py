@@ -155,9 +155,10 @@ class Values:
             case ast.Attribute():
                 held = self.of(node.value, scope)
                 return held.options[node.attr] if isinstance(held, Made) else Opaque(node, scope)
-            case ast.ListComp(generators=[ast.comprehension(ifs=[], target=ast.Name(id=name), iter=items)]):
+            case ast.ListComp(generators=[ast.comprehension(ifs=tests, target=ast.Name(id=name), iter=items)]):
                 if len(each := self.known(items, scope)) <= _MOST:
-                    return [self.of(node.elt, Scope(scope, {name: item})) for item in each]
+                    inner = [Scope(scope, {name: item}) for item in each]
+                    return [self.of(node.elt, one) for one in inner if all(self.known(test, one) for test in tests)]
             case ast.Call():
                 return self._called(node, scope)
             case ast.Lambda():

@@ -16,6 +16,7 @@ from grpo_cli.convert.shell.tree import Node, RefusedError, parse
 _QUIET = re.compile(
     r":|cd|mkdir|set|shopt|ulimit|trap|wait|sleep|rm|touch|alias|pushd|popd|umask|hash|type|chmod|module|echo|printf"
 )
+_ASKS_FOR_AN_NPU = re.compile(r"python3? -c import torch_npu;?")  # a job's GPUs are NVIDIA's: it is not there
 _SETS_UP_A_SHELL = {"activate", "conda.sh", ".bashrc", ".bash_profile", ".profile"}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _MAX_DEPTH = 20  # of calls
@@ -185,6 +186,8 @@ class Script(Flow):
 
     def _other(self, words: list[str], own: dict[str, str]) -> bool | None:
         name = words[0]
+        if _ASKS_FOR_AN_NPU.fullmatch(" ".join(words)):
+            return False
         if self._printed is not None and (self._condition, len(self._early)) == self._printed_under:
             known = self._pure(words)
             if known is not None:

@@ -1,6 +1,6 @@
 // Other runs whose curves stand in the same charts: their list, the chosen ones, and their rows.
 
-import { h } from "/dom.js";
+import { h, number } from "/dom.js";
 
 const SECONDS = 5;
 const COLOURS = 8;
@@ -19,10 +19,18 @@ export function onCompare(draw) {
 
 // The curves of a metric, of all chosen runs that have it.
 export function compared(metric) {
-  return [...chosen.values()]
-    .map(({ colour, metrics }) => ({ colour, rows: metrics.filter((row) => typeof row[metric] === "number") }))
+  return [...chosen]
+    .map(([name, { colour, metrics }]) => ({ name, colour, rows: metrics.filter((row) => typeof row[metric] === "number") }))
     .filter(({ rows }) => rows.length)
-    .map(({ colour, rows }) => ({ colour, steps: rows.map((row) => row.step), values: rows.map((row) => row[metric]) }));
+    .map(({ name, colour, rows }) => ({ name, colour, steps: rows.map((row) => row.step), values: rows.map((row) => row[metric]) }));
+}
+
+// The values of such curves at the step nearest to a given one, or their last ones.
+export function valuesOf(runs, step) {
+  return runs.map(({ name, colour, steps, values }) => {
+    const at = step === null ? values.length - 1 : steps.reduce((best, one, index) => (Math.abs(one - step) < Math.abs(steps[best] - step) ? index : best), 0);
+    return h("span", { title: `${name}, step ${steps[at] + 1}` }, h("i", { class: `part-${colour}` }), number(values[at]));
+  });
 }
 
 async function names() {

@@ -1,7 +1,7 @@
 // The view of curves: chosen metrics, their cards, and the seconds of a step by phase.
 
 import { bars, line } from "/charts.js";
-import { compared, comparePicker, onCompare } from "/compare.js";
+import { compared, comparePicker, onCompare, valuesOf } from "/compare.js";
 import { duration, empty, h, number, remember, remembered } from "/dom.js";
 
 const FIRST = [
@@ -49,7 +49,9 @@ function build(host, names, wanted) {
   const cards = wanted.map((name) => {
     const value = h("output", {});
     const picture = h("div", { class: "picture" });
-    return { name, value, picture, root: h("article", { class: "card", "data-metric": name }, h("h3", {}, h("span", {}, name), value), picture) };
+    const others = h("div", { class: "legend" });
+    const head = h("h3", {}, h("span", {}, name), value);
+    return { name, value, picture, others, root: h("article", { class: "card", "data-metric": name }, head, picture, others) };
   });
   const phases = { value: h("output", {}), picture: h("div", { class: "picture" }), legend: h("div", { class: "legend" }) };
   const each = h("span", { class: "quiet" });
@@ -121,7 +123,9 @@ export function draw() {
     // Evaluations are some steps apart: a line joins them.
     const kept = values.map((_, index) => index).filter((index) => !card.name.startsWith("eval/") || values[index] !== null);
     const shown = { steps: kept.map((index) => steps[index]), values: kept.map((index) => values[index]) };
-    line(card.picture, { ...shown, others: compared(card.name), hover, onhover, smooth, name: card.name });
+    const others = compared(card.name);
+    line(card.picture, { ...shown, others, hover, onhover, smooth, name: card.name });
+    card.others.replaceChildren(...valuesOf(others, hover));
   }
   drawPhases(steps, onhover);
 }

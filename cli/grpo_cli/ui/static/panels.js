@@ -168,9 +168,16 @@ function podTable(job) {
   return h("article", { class: "card wide" }, h("h3", {}, h("span", {}, "pods")), table(["pod", "ranks", "node", "state", ""], rows));
 }
 
-export function showEvents(host, job) {
-  $("tab-events").hidden = !job;
-  if (!job) return;
+export function showEvents(host, job, logs) {
+  $("tab-events").hidden = !job && !logs.length;
+  if (logs.length && !readLogs.length) readKeptLogs();
+  const kept = readLogs.map(([pod, text]) =>
+    h("article", { class: "card wide" }, h("h3", {}, h("span", {}, `end of the log of ${pod}`)), h("pre", {}, text)),
+  );
+  if (!job) {
+    host.replaceChildren(...kept);
+    return;
+  }
   const conditions = job.conditions.map((one) => [
     one.type,
     h("span", { class: one.status === "True" && one.type === "Failed" ? "bad" : "" }, one.status),
@@ -189,7 +196,15 @@ export function showEvents(host, job) {
     events.length
       ? h("article", { class: "card wide" }, h("h3", {}, h("span", {}, "events")), table(["when", "reason", "about", ""], events))
       : empty("No events", "The cluster keeps events for an hour."),
+    ...kept,
   );
+}
+
+let readLogs = [];
+
+async function readKeptLogs() {
+  const answer = await fetch("/api/logs");
+  if (answer.ok) readLogs = Object.entries(await answer.json());
 }
 
 const ago = (moment) => (moment ? `${duration((Date.now() - Date.parse(moment)) / 1000)} ago` : "");

@@ -35,6 +35,14 @@ from support.control_plane.refused_episodes import ACCEPTED, REFUSED
         ),
         ({"quux": 1}, "spec.quux: unknown field"),
         (
+            {"training": {"numTrainEpochs": 3}},
+            "spec.training.numTrainEpochs: unknown field; jobs count steps: maxSteps = epochs x rows / promptsPerStep",
+        ),
+        (
+            {"rewards": [{"name": "r", "function": "my_rewards.correct"}]},
+            "spec.rewards[0].function: write module:function; did you mean my_rewards:correct?",
+        ),
+        (
             {"rewards": [{"name": "r", "format": {"pattern": "(a"}}]},
             "spec.rewards[0].format.pattern: is no regular expression of Python: missing ), unterminated subpattern at "
             "position 0 (found '(a')",
@@ -101,6 +109,6 @@ def test_tools_and_environments_are_accepted(change: dict) -> None:
 
 
 def test_a_list_whose_only_item_is_wrong_is_not_called_empty() -> None:
-    with pytest.raises(ValueError, match="should match pattern") as error:
+    with pytest.raises(ValueError, match=r"write module:function$") as error:
         parse_spec(spec(rewards=[{"name": "r", "function": "no_module"}]))
     assert str(error.value).count("spec.rewards") == 1

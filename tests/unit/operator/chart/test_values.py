@@ -99,7 +99,6 @@ def test_every_value_is_documented_and_in_the_schema_with_the_same_words() -> No
 @pytest.mark.parametrize(
     "value",
     [
-        "metrics.port=8080",
         "metrics.podMonitor.interval=often",
         "imagee.tag=x",
         "image.pullPolicy=Sometimes",
@@ -120,6 +119,11 @@ def test_every_value_is_documented_and_in_the_schema_with_the_same_words() -> No
 def test_a_wrong_value_is_refused(helm: Path, value: str) -> None:
     with pytest.raises(ValueError, match="values don't meet the specifications of the schema"):
         render(helm, "--set", value)
+
+
+def test_the_port_of_the_probes_is_refused_by_name(helm: Path) -> None:
+    with pytest.raises(ValueError, match=r"metrics.port: 8080 serves the probes; choose another port"):
+        render(helm, "--set", "metrics.port=8080")
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -91,7 +91,7 @@ class EngineWatch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Count no engine as lost for getting no further: it gets new weights meanwhile."""
+        """Suspend the check of progress while engines receive weights."""
         self._is_paused = True
         try:
             yield

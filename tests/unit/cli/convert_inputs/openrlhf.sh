@@ -1,0 +1,41 @@
+set -x
+LENGTH=2048
+
+python3 -m openrlhf.cli.train_ppo_ray \
+   --actor.num_nodes 2 \
+   --actor.num_gpus_per_node 8 \
+   --ref.num_gpus_per_node 8 \
+   --vllm.num_engines 4 \
+   --vllm.tensor_parallel_size 2 \
+   --vllm.gpu_memory_utilization 0.6 \
+   --vllm.enable_sleep \
+   --train.colocate_all \
+   --algo.kl.init_coef 1e-3 \
+   --algo.kl.use_loss \
+   --algo.kl.estimator k2 \
+   --algo.advantage.estimator group_norm \
+   --algo.advantage.is_correction_enable \
+   --algo.advantage.is_correction_type icepop \
+   --algo.dynamic_filtering_enable \
+   --algo.dynamic_filtering_range 0 1 \
+   --actor.eps_clip_low_high 0.2 0.27 \
+   --actor.model_name_or_path OpenRLHF/Llama-3-8b-sft-mixture \
+   --actor.adam.lr 5e-7 \
+   --actor.gradient_checkpointing_enable \
+   --reward.remote_url /openrlhf/examples/python/reward_func.py \
+   --ckpt.output_dir /out \
+   --ckpt.save_steps 20 \
+   --train.micro_batch_size 8 \
+   --train.batch_size 256 \
+   --rollout.batch_size 128 \
+   --rollout.n_samples_per_prompt 8 \
+   --data.max_len $LENGTH \
+   --data.max_samples 20000 \
+   --data.prompt_dataset OpenRLHF/prompt-collection-v0.1 \
+   --data.input_key context_messages \
+   --data.apply_chat_template \
+   --eval.dataset OpenRLHF/aime-2024 \
+   --eval.steps 5 \
+   --ds.zero_stage 3 \
+   --ds.param_dtype bf16 \
+   --ds.packing_samples
