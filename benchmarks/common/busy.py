@@ -42,6 +42,12 @@ def gpu_names() -> list[str]:
     return [str(pynvml.nvmlDeviceGetName(handle)) for handle in _gpus()]
 
 
+def gpu_number(place: int) -> str:
+    """Return the number that the host gives this process's GPU `place`, for a child that is to have no other."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",")[place] if given else str(place)
+
+
 def _gpus() -> list[Any]:
     import pynvml
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.busy import Busy
+from benchmarks.common.busy import Busy, gpu_number
 from benchmarks.common.lengths import NUM_PROMPTS, write_prompts
 from benchmarks.common.metered import reward
 from benchmarks.common.processes import ended_with
@@ -112,7 +112,7 @@ def _trl(
     with ended_with():
         (port,) = free_ports(1)
         async_server.serve(model, port, device, folder, imposed, context)
-        variables = {"CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        variables = {"CUDA_VISIBLE_DEVICES": gpu_number(0), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
         wanted = warmup + 1 + steps  # a measured step begins when another ends
         try:
             rows = agents_trl.run(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
+from benchmarks.common.busy import gpu_number
 from benchmarks.generation.staleness import ENGINES
 from grpo_workload.pod.vllm_command import SERVER, as_flags
 
@@ -42,7 +43,7 @@ def serve(
     else:
         arguments |= {"kv_cache_memory_bytes": 2**28}
     variables = {**imposed, "PYTHONPATH": import_path(imposed["PYTHONPATH"])}
-    variables |= {"VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    variables |= {"VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": gpu_number(1)}
     with (folder / "engine.log").open("w") as log:
         subprocess.Popen(
             [*SERVER, *as_flags(arguments | engine["engineArgs"])], env=os.environ | variables, stdout=log, stderr=log

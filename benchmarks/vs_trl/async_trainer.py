@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 
-from benchmarks.common.busy import Busy
+from benchmarks.common.busy import Busy, gpu_number
 from benchmarks.common.lengths import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_TOKENS, Lengths, prompt
 from benchmarks.common.models import make_model
 from benchmarks.common.processes import ended_with
@@ -69,7 +69,7 @@ def main(
         with log.open("w") as file:
             job = subprocess.Popen(
                 [*command, "--port", str(port)],
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": async_server.import_path()},
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu_number(0), "PYTHONPATH": async_server.import_path()},
                 stdout=file,
                 stderr=file,
             )

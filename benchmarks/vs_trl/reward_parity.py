@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 
-from benchmarks.common.busy import gpu_names
+from benchmarks.common.busy import gpu_names, gpu_number
 from benchmarks.common.runs import JobError, append, run_job, versions
 from benchmarks.vs_trl.reward_parity_trl import CACHE, CONTEXT, run_trl
 from benchmarks.vs_trl.tasks import (
@@ -59,18 +59,18 @@ def main() -> None:
 @click.option("--quantization", help="generation.engineArgs.quantization, fp8 for example; ours alone.")
 @click.option("--steps", default=60, show_default=True)
 @click.option(
-    "--gpus", default="0", show_default=True, help="Device numbers: the trainer's and, with Server, the engine's."
+    "--gpus", help="Device numbers: the trainer's and, with Server, the engine's. Default: the first that is visible."
 )
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--size", type=click.Choice(["tiny"]), help="A tiny random model in place of SmolLM2.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("parity.jsonl"), show_default=True)
-def run(side: str, name: str, gpus: str, size: str | None, output: Path, **options: Any) -> None:
+def run(side: str, name: str, gpus: str | None, size: str | None, output: Path, **options: Any) -> None:
     """Train once and append a line."""
     if (options["staleness"] or options["quantization"]) and side == "trl":
         raise click.UsageError("--staleness and --quantization are options of ours")
     from transformers import AutoTokenizer
 
-    output = output.resolve()
+    output, gpus = output.resolve(), gpus or gpu_number(0)
     # TRL trains in this process: on one device. Its server is told its own.
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus if side == "ours" else gpus.partition(",")[0]
     task, device, seed, steps = TASKS[name], options["device"], options["seed"], options["steps"]
