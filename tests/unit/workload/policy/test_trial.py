@@ -240,5 +240,5 @@ def test_a_rank_that_another_has_left_alone_does_not_blame_the_model(alone):
         raise RuntimeError("Connection closed by peer")
 
     policy.module.model.layers[1].register_forward_pre_hook(lost)
-    with pytest.raises(RuntimeError, match="^Connection closed by peer$"):
+    with pytest.raises(RuntimeError, match=r"^Connection closed by peer$"):
         try_policy(policy, make_config())
