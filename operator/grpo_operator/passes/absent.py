@@ -96,18 +96,24 @@ class Refusals:
     async def of(self, namespace: str, uid: str, since: float) -> list[Object]:
         """Return those about the object with this UID, read after `since`, a time of the loop, or soon before it.
 
-        Raises what `Cluster.events` does.
+        Raises what `Cluster.events` does, but to one of those that wait for it.
         """
         now = asyncio.get_running_loop().time
         for name, one in [*self._read.items()]:
-            if not one.lock.locked() and now() > max(one.until, one.begin + LAST_SECONDS):
+            if name != namespace and not one.lock.locked() and now() > max(one.until, one.begin + LAST_SECONDS):
                 del self._read[name]
         read = self._read.setdefault(namespace, _Read())
         async with read.lock:
             begin = now()
             if read.begin <= since and begin >= read.until:
+                try:
+                    events = await self._cluster.events(namespace, "FailedCreate")
+                except Exception:
+                    # Others that wait get what was known: they would fail one after the other, each by its own list.
+                    read.until = now() + min((now() - begin) / READING_SHARE, LAST_SECONDS)
+                    raise
                 found: dict[str, list[Object]] = defaultdict(list)
-                for event in await self._cluster.events(namespace, "FailedCreate"):
+                for event in events:
                     found[text(mapping(event.get("regarding")).get("uid"))].append(event)
                 read.by_uid, read.begin, read.until = found, begin, now() + (now() - begin) / READING_SHARE
         return [*read.by_uid.get(uid, ())]

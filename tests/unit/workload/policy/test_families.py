@@ -160,6 +160,7 @@ def test_the_trial_at_the_start_accepts_it_in_half_precision(family: str) -> Non
         head=LogprobHead(model),
         device=model.device,
         is_partitioned=False,
+        group=None,
         shares_prompts=family in FAMILIES,
     )
     sequences = {"training": {"perDeviceTrainBatchSize": None if family in FAMILIES else 1}}

@@ -92,7 +92,12 @@ def test_all_sequences_have_the_factors_of_the_longest_that_the_job_allows(
     cos, _ = model.model.rotary_emb(torch.zeros(1), places)
     torch.testing.assert_close(cos[0, :, :16], (places[0].unsqueeze(1) * expected).cos() * fields[f"{kind}_mscale"])
     policy: Any = SimpleNamespace(
-        module=model, head=LogprobHead(model), device=model.device, is_partitioned=False, shares_prompts=True
+        module=model,
+        head=LogprobHead(model),
+        device=model.device,
+        is_partitioned=False,
+        group=None,
+        shares_prompts=True,
     )
     try_policy(policy, config_with(maxModelLen=max_model_len))
     assert model.config.rope_parameters == fields, "the checkpoints of the job say what its model said"

@@ -136,7 +136,7 @@ def test_the_reference_chooses_by_itself() -> None:
 def test_the_trial_at_the_start_accepts_it(family: str) -> None:
     model, head = make_head(family)
     policy: Any = SimpleNamespace(
-        module=model, head=head, device=model.device, is_partitioned=False, shares_prompts=False
+        module=model, head=head, device=model.device, is_partitioned=False, group=None, shares_prompts=False
     )
     try_policy(policy, CONFIG)
 
@@ -158,7 +158,7 @@ def test_the_trial_refuses_a_router_that_chooses_otherwise(monkeypatch: pytest.M
     monkeypatch.setattr(router, "forward", by_sorting)
     head = LogprobHead(model, replay=RouterReplay(model))
     policy: Any = SimpleNamespace(
-        module=model, head=head, device=model.device, is_partitioned=False, shares_prompts=False
+        module=model, head=head, device=model.device, is_partitioned=False, group=None, shares_prompts=False
     )
     with pytest.raises(ConfigError, match=r"routerReplay: MixtralTopKRouter does not choose its experts by torch.topk"):
         try_policy(policy, CONFIG)
@@ -180,7 +180,7 @@ def test_models_whose_routers_cannot_be_replayed_are_refused(family: str, why: s
 def test_a_family_that_sorts_its_experts_otherwise_is_refused_at_the_start() -> None:
     model, head = make_head("phimoe")
     policy: Any = SimpleNamespace(
-        module=model, head=head, device=model.device, is_partitioned=False, shares_prompts=False
+        module=model, head=head, device=model.device, is_partitioned=False, group=None, shares_prompts=False
     )
     with pytest.raises(ConfigError, match=r"routerReplay: PhimoeTopKRouter does not choose its experts by torch.topk"):
         try_policy(policy, CONFIG)

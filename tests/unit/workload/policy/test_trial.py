@@ -31,6 +31,7 @@ from grpo_workload.policy.model import attention, attention_kernels
 from grpo_workload.policy.model.load import remove_noise
 from grpo_workload.policy.model.logit_change import LogitChange
 from grpo_workload.policy.trials.trial import try_policy
+from grpo_workload.ranks.sequence_group import SequenceGroup
 from support.families import LONG_ROPE, SHORT
 from support.families import make_config as make_family_config
 
@@ -70,6 +71,7 @@ def make_policy(config, implementation="varlen", *, lora=None, dtype=torch.float
         head=LogprobHead(model, layers),
         device=torch.device("cpu"),
         is_partitioned=False,
+        group=None,
         shares_prompts=implementation == "varlen",
     )
 
@@ -226,4 +228,17 @@ def test_a_device_that_runs_out_of_memory_is_no_mistake_of_the_user():
 
     policy.module.model.layers[1].register_forward_pre_hook(full)
     with pytest.raises(torch.OutOfMemoryError):
+        try_policy(policy, make_config())
+
+
+@pytest.mark.parametrize("alone", [{"is_partitioned": True}, {"group": SequenceGroup(None, 0, 2)}], ids=str)
+def test_a_rank_that_another_has_left_alone_does_not_blame_the_model(alone):
+    policy = make_policy(GOOD["llama"])
+    vars(policy).update(alone)
+
+    def lost(*_):
+        raise RuntimeError("Connection closed by peer")
+
+    policy.module.model.layers[1].register_forward_pre_hook(lost)
+    with pytest.raises(RuntimeError, match=r"^Connection closed by peer$"):
         try_policy(policy, make_config())

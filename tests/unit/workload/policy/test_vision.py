@@ -181,7 +181,12 @@ def test_the_trial_at_the_start_accepts_it(family: str) -> None:
     model = make_sharp_model(family, attention.VARLEN).to(torch.bfloat16)
     vision.adapt(model)
     policy: Any = SimpleNamespace(
-        module=model, head=LogprobHead(model), device=model.device, is_partitioned=False, shares_prompts=False
+        module=model,
+        head=LogprobHead(model),
+        device=model.device,
+        is_partitioned=False,
+        group=None,
+        shares_prompts=False,
     )
     try_policy(policy, TrainerConfig.model_validate(CONFIG))
 

@@ -38,7 +38,8 @@ _NOT_THE_MODEL = (torch.OutOfMemoryError, torch.AcceleratorError, torch.distribu
 
 
 def try_policy(policy: Policy, config: TrainerConfig) -> None:
-    """Run a forward and a backward pass, and compare log-probabilities in several ways; collective under ZeRO-3.
+    """Run a forward and a backward pass, and compare log-probabilities in several ways; collective under ZeRO-3 and
+    in sequence groups.
 
     Weights, gradients, random numbers, the optimizer and DeepSpeed's counters stay as they are.
 
@@ -71,8 +72,8 @@ def try_policy(policy: Policy, config: TrainerConfig) -> None:
         except _NOT_THE_MODEL:
             raise
         except Exception as error:
-            # Under ZeRO-3, a rank that another one left alone gets a RuntimeError, too.
-            if policy.is_partitioned and type(error) is RuntimeError:
+            # Under ZeRO-3, or in a sequence group, a rank that another one left alone gets a RuntimeError, too.
+            if (policy.is_partitioned or policy.group is not None) and type(error) is RuntimeError:
                 raise
             raise ConfigError(
                 f"{config.model.field}: {config.model.source} cannot be trained: {_describe(error)}"
