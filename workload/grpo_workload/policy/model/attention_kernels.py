@@ -95,13 +95,18 @@ def one_by_one(
         mask = None if is_plain else _band(one.size(2), seen.size(2), window, query.device)
         count = one.size(2)
         if is_plain and count % multiple:
-            behind = (0, 0, 0, -count % multiple)
-            one, seen, values = (torch.nn.functional.pad(tensor, behind) for tensor in (one, seen, values))
+            # Not F.pad, whose backward pass copies gradients. What is padded takes the place of what a layer keeps.
+            one, seen, values = (_lengthened(tensor, -count % multiple) for tensor in (one, seen, values))
         row = scaled_dot_product_attention(
             one, seen, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )
         rows.append(row.squeeze(0)[:, :count].transpose(0, 1))
     return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def _lengthened(tensor_1HND: Tensor, by: int) -> Tensor:
+    shape = (*tensor_1HND.shape[:2], by, tensor_1HND.size(3))
+    return torch.cat([tensor_1HND, tensor_1HND.new_zeros(shape)], dim=2)
 
 
 def by_cudnn(query: Tensor, key: Tensor, value: Tensor, bounds: Bounds, scale: float | None) -> Tensor:
