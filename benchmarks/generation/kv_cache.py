@@ -8,7 +8,8 @@ generation.gpuMemoryUtilization. Its first step samples short completions (graph
 ones, all of the same length, and further steps short ones again. Measured: tokens that the cache holds, sequences that
 lost their place in it (preemptions), tokens per second of sampling in the long step, and, over the steps after it, what
 the driver counts beside torch while the engine sleeps. On CPUs the cache has a fixed size, and no engine sleeps.
-A row of 32 x 32,768 tokens takes about seven minutes on an H100; rows on GPUs of their own may run at once.
+A row of 32 x 32,768 tokens takes about ten minutes on an H100, more with 50 short steps; rows on GPUs of their own may
+run at once.
 """
 
 from __future__ import annotations
