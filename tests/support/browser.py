@@ -55,7 +55,7 @@ def text(browser: webdriver.Chrome, selector: str) -> str:
 
 def wait_for(what: str, holds: Callable[[], Any]) -> None:
     """Wait until `holds()` is true."""
-    wait_until(lambda: bool(holds()), what, 30, interval=0.2)
+    wait_until(lambda: bool(holds()), what, 90, interval=0.2)
 
 
 def complaints(browser: webdriver.Chrome) -> list[str]:
