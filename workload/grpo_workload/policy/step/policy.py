@@ -40,6 +40,7 @@ from grpo_workload.policy.model.load import load_model, restore_buffers
 from grpo_workload.policy.model.router_replay import RouterReplay
 from grpo_workload.policy.model.sharing import why_apart
 from grpo_workload.policy.step.finite import clip_or_drop, poisoned
+from grpo_workload.policy.step.optimizer import make_optimizer
 from grpo_workload.policy.step.reference import Reference, frozen_copy
 from grpo_workload.policy.step.rehearsal import undisturbed
 from grpo_workload.policy.step.step_sums import StepSums
@@ -112,7 +113,7 @@ class Policy:
             model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": has_dropout})
         # DeepSpeed casts the whole module, but transformers and vLLM keep rotary frequencies in float32 on purpose.
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-        optimizer = _optimizer(
+        optimizer = make_optimizer(
             [parameter for parameter in model.parameters() if parameter.requires_grad], config, device
         )
         schedule = get_scheduler(
@@ -369,23 +370,6 @@ class Policy:
         """Write a folder that peft's `from_pretrained` loads. Only the thread that trains may: peft uses the module."""
         assert self.adapters is not None
         self.adapters.save(folder, weights)
-
-
-def _optimizer(parameters: list[Any], config: TrainerConfig, device: Device) -> torch.optim.Optimizer:
-    """Return AdamW without weight decay, which `decay_weights` adds."""
-    if config.parallelism.optimizer_dtype == "int8":
-        from grpo_workload.policy.step.int8_moments import Int8Adam  # late: see `environment.show`
-
-        return Int8Adam(parameters, config.training)
-    training = config.training
-    return torch.optim.AdamW(
-        parameters,
-        lr=training.learning_rate,
-        betas=(training.adam_beta1, training.adam_beta2),
-        eps=training.adam_epsilon,
-        weight_decay=0.0,
-        fused=device == Device.CUDA,
-    )
 
 
 def _accelerator(ds_config: dict[str, Any], config: TrainerConfig, device: Device, timeout_seconds: int) -> Accelerator:
