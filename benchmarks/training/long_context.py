@@ -19,16 +19,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
+from benchmarks.common import one_sequence
 from benchmarks.common.models import SHAPES, VOCABULARY, config_of, write_weights
+from benchmarks.common.one_sequence import GIB
 from benchmarks.common.runs import about, append, set_alone
 
-GIB = 2**30
 PEAK_FLOPS = 989e12  # of an H100 or H200 in bfloat16, dense
 LORA = {"r": 16, "alpha": 32}
 IN_4_BITS = LORA | {"loadIn4Bit": True}
@@ -99,15 +99,11 @@ def measure(name: str, device: str, size: str | None, output: Path, models: Path
     import torch
 
     set_alone()
-    from grpo_spec.contract import Contract, Device
+    from grpo_spec.contract import Device
     from grpo_workload.ranks import environment
 
     environment.prepare(Device(device), os.environ)
-    from grpo_workload.algorithm.loss import LossScale
-    from grpo_workload.capacity.meta_pass import batch_of
-    from grpo_workload.capacity.parts import ENGINE_PROFILE, TRAIN
-    from grpo_workload.capacity.plan import plan
-    from grpo_workload.capacity.shapes import Models
+    from grpo_workload.capacity.parts import ENGINE_PROFILE
     from grpo_workload.policy.model import attention_kernels, tiles
     from grpo_workload.policy.step.policy import Policy
 
@@ -121,41 +117,23 @@ def measure(name: str, device: str, size: str | None, output: Path, models: Path
     if not folder.exists():
         limits = {"max_position_embeddings": 262_144, "head_dim": HEAD_SIZE, "pad_token_id": 0}
         write_weights(folder, config_of("qwen3", one.size, bos_token_id=None, eos_token_id=None, **limits), device)
-    member = {"pod": "p-0", "group": "g", "host": "h", "gpus": 1, "rankOffset": 0}
-    contract = Contract.model_validate(
-        {
-            "job": {"namespace": "n", "name": "j", "uid": "u"},
-            "attempt": 0,
-            "device": device,
-            "durable": True,
-            "members": [member],
-            "config": settings(one, folder, one.offloads and device == "cuda"),
-        }
-    )
+    states: dict[str, Any] = {"zeroStage": 0, "optimizerDtype": "bfloat16"} if one.lora else {"zeroStage": 2}
+    states |= {"offloadActivations": one.offloads and device == "cuda"}
+    job = one_sequence.contract(folder, device, one.tokens, states, one.lora)
     total = torch.cuda.mem_get_info()[1] if device == "cuda" else 80 * GIB
-    phase = plan(contract, total, Models()).gpus[0].phases[TRAIN]
-    planned = sum(size for part, size in phase.items() if part not in ("CUDA context", "NCCL"))
+    plan = one_sequence.planned(job, total)
     if one.engine and device == "cuda":
         torch.cuda.set_per_process_memory_fraction(1 - ENGINE_PROFILE / total)
 
-    policy = Policy(contract.config, Device(device), timeout_seconds=60, pad_token_id=0)
+    policy = Policy(job.config, Device(device), timeout_seconds=60, pad_token_id=0)
 
-    def step(tokens: int) -> float:
-        begin = time.monotonic()
-        scale = LossScale(num_sequences=1, num_tokens=tokens)
-        policy.step([batch_of(tokens, tokens, "cpu")], 1, scale)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.monotonic() - begin
-
-    step(one.tokens if one.steps > 1 else min(WARM_UP, one.tokens))
+    one_sequence.timed_step(policy, one.tokens if one.steps > 1 else min(WARM_UP, one.tokens))
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seconds = [step(one.tokens) for _ in range(one.steps)]
+    seconds = [one_sequence.timed_step(policy, one.tokens)[0] for _ in range(one.steps)]
     median = statistics.median(seconds)
     line: dict[str, Any] = {"name": name, **one._asdict(), "seconds": [round(each, 3) for each in seconds]}
-    line |= {"tokens_per_second": round(one.tokens / median, 1), "planned_gib": round(planned / GIB, 3)}
-    line |= {"parts_gib": {part: round(size / GIB, 3) for part, size in phase.items() if size}}
+    line |= {"tokens_per_second": round(one.tokens / median, 1)} | plan
     if device == "cuda":
         line |= {"allocated_gib": round(torch.cuda.max_memory_allocated() / GIB, 3)}
         line |= {"reserved_gib": round(torch.cuda.max_memory_reserved() / GIB, 3)}
@@ -166,25 +144,6 @@ def measure(name: str, device: str, size: str | None, output: Path, models: Path
     print(json.dumps({key: line[key] for key in shown if key in line}))
     sys.stdout.flush()
     os._exit(0)
-
-
-def settings(one: Configuration, folder: Path, offloads: bool) -> dict[str, Any]:
-    """Return the job's settings: one micro-batch of one sequence is a step."""
-    states = {"zeroStage": 0, "optimizerDtype": "bfloat16"} if one.lora else {"zeroStage": 2}
-    return {
-        "model": {"path": str(folder)},
-        "dataset": {"path": "unused"},
-        "rewards": [{"name": "unused", "stopped": {}}],
-        "training": {
-            "importanceSamplingCorrection": "none",
-            "promptsPerStep": 1,
-            "numGenerations": 2,
-            "perDeviceTrainBatchSize": 1,
-            "maxCompletionLength": one.tokens - 1,
-        },
-        "parallelism": states | {"gradientCheckpointing": True, "offloadActivations": offloads},
-        "generation": {"engine": "Transformers", "maxModelLen": one.tokens},
-    } | ({} if one.lora is None else {"lora": one.lora})
 
 
 def flops(one: Configuration) -> float:

@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 
 import click
 
+from benchmarks.common import one_sequence
 from benchmarks.common.models import SHAPES, config_of, write_weights
+from benchmarks.common.one_sequence import GIB
 from benchmarks.common.runs import about, append
 
-GIB = 2**30
 LORA = {"r": 16, "alpha": 32}
 CPU_TOKENS = 600
 
@@ -117,17 +118,12 @@ def measure(name: str, device: str, size: str | None, output: Path, models: Path
     """Run one configuration as one of its ranks, in this process, which then ends."""
     import torch
 
-    from grpo_spec.contract import Contract, Device
+    from grpo_spec.contract import Device
     from grpo_workload.ranks import environment
 
     environment.prepare(Device(device), os.environ)
     import torch.distributed as dist
 
-    from grpo_workload.algorithm.loss import LossScale
-    from grpo_workload.capacity.meta_pass import batch_of
-    from grpo_workload.capacity.parts import TRAIN
-    from grpo_workload.capacity.plan import plan
-    from grpo_workload.capacity.shapes import Models
     from grpo_workload.policy.step.policy import Policy
     from grpo_workload.ranks.collectives import gather, join, on_main
 
@@ -143,33 +139,20 @@ def measure(name: str, device: str, size: str | None, output: Path, models: Path
             write_weights(folder, config_of("qwen2", one.size, bos_token_id=None, eos_token_id=None, **limits), device)
 
     on_main(write)
-    member = {"pod": "p-0", "group": "g", "host": "h", "gpus": ranks, "rankOffset": 0}
-    contract = Contract.model_validate(
-        {
-            "job": {"namespace": "n", "name": "j", "uid": "u"},
-            "attempt": 0,
-            "device": device,
-            "durable": True,
-            "members": [member],
-            "config": settings(one, folder, ranks, offloads=one.offloads and is_gpu),
-        }
-    )
-    total = torch.cuda.mem_get_info()[1] if is_gpu else 80 * GIB
-    phase = plan(contract, total, Models()).gpus[0].phases[TRAIN]
-    planned = sum(size for part, size in phase.items() if part not in ("CUDA context", "NCCL"))
+    parallelism = {"zeroStage": one.zero_stage, "optimizerDtype": "bfloat16", "sequence": ranks}
+    parallelism |= {"offloadActivations": one.offloads and is_gpu}
+    job = one_sequence.contract(folder, device, one.tokens, parallelism, LORA, gpus=ranks)
+    plan = one_sequence.planned(job, torch.cuda.mem_get_info()[1] if is_gpu else 80 * GIB)
 
     torch.manual_seed(0)  # adapters
-    policy = Policy(contract.config, Device(device), timeout_seconds=600, pad_token_id=0)
+    policy = Policy(job.config, Device(device), timeout_seconds=600, pad_token_id=0)
     metrics: list[dict[str, float]] = []
 
     def step() -> float:
         dist.barrier()
-        begin = time.monotonic()
-        scale = LossScale(num_sequences=1, num_tokens=one.tokens)
-        metrics.append(policy.step([batch_of(one.tokens, one.tokens, "cpu")], 1, scale))
-        if is_gpu:
-            torch.cuda.synchronize()
-        return time.monotonic() - begin
+        taken, found = one_sequence.timed_step(policy, one.tokens)
+        metrics.append(found)
+        return taken
 
     step()
     if is_gpu:
@@ -178,9 +161,7 @@ def measure(name: str, device: str, size: str | None, output: Path, models: Path
     peaks = (torch.cuda.max_memory_allocated(own), torch.cuda.max_memory_reserved(own)) if is_gpu else (0, 0)
     allocated, reserved = zip(*gather(peaks), strict=True)
     line: dict[str, Any] = {"name": name, **one._asdict(), "ranks": ranks, "seconds": [round(s, 3) for s in seconds]}
-    line |= {"tokens_per_second": round(one.tokens / statistics.median(seconds), 1)}
-    line |= {"planned_gib": round(planned / GIB, 3)}
-    line |= {"parts_gib": {part: round(size / GIB, 3) for part, size in phase.items() if size}}
+    line |= {"tokens_per_second": round(one.tokens / statistics.median(seconds), 1)} | plan
     line |= {what: [one_step[what] for one_step in metrics] for what in ("loss", "grad_norm")}
     if is_gpu:
         line |= {"allocated_gib": [round(size / GIB, 3) for size in allocated]}
@@ -192,31 +173,6 @@ def measure(name: str, device: str, size: str | None, output: Path, models: Path
         print(json.dumps({key: line[key] for key in shown if key in line}), flush=True)
     dist.barrier()
     os._exit(0)
-
-
-def settings(one: Configuration, folder: Path, ranks: int, *, offloads: bool) -> dict[str, Any]:
-    """Return the job's settings: one micro-batch of one sequence is a step."""
-    return {
-        "model": {"path": str(folder)},
-        "dataset": {"path": "unused"},
-        "rewards": [{"name": "unused", "stopped": {}}],
-        "training": {
-            "importanceSamplingCorrection": "none",
-            "promptsPerStep": 1,
-            "numGenerations": 2,
-            "perDeviceTrainBatchSize": 1,
-            "maxCompletionLength": one.tokens - 1,
-        },
-        "parallelism": {
-            "zeroStage": one.zero_stage,
-            "optimizerDtype": "bfloat16",
-            "gradientCheckpointing": True,
-            "offloadActivations": offloads,
-            "sequence": ranks,
-        },
-        "generation": {"engine": "Transformers", "maxModelLen": one.tokens},
-        "lora": LORA,
-    }
 
 
 if __name__ == "__main__":
