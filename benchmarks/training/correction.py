@@ -17,20 +17,21 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.common.busy import gpu_names
 from benchmarks.common.models import SHAPES, make_model
-from benchmarks.common.runs import REWARDS, about, append, measured, run_job
+from benchmarks.common.runs import REWARDS
+from benchmarks.training.curves import at_once, train
 
+MODULE = "benchmarks.training.correction"
 CORRECTIONS = ("token_truncate", "sequence_mask")  # the default, and the one before it, which is TRL's
 GENERATIONS, RATE, PROMPT_TOKENS = 8, 5e-5, 128
 END = "<empty_output>"  # a token of SmolLM2 that no text has
@@ -80,28 +81,15 @@ def main(
         sys.exit(run(*runs[0], output.resolve(), **options))
     if options["size"] is None:
         smollm2()  # once, before all jobs want it
-    shared = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    module = [sys.executable, "-m", "benchmarks.training.correction", f"--output={output.resolve()}", *shared]
-    jobs = [subprocess.Popen([*module, f"--correction={how}", f"--seed={seed}"]) for how, seed in runs]
-    sys.exit(sum([job.wait() != 0 for job in jobs]))
+    sys.exit(at_once(MODULE, "correction", runs, output.resolve(), options))
 
 
 def run(correction: str, seed: int, output: Path, **options: Any) -> bool:
     """Train once and append a line. Return whether the job failed."""
-    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
-        line = {"correction": correction, "seed": seed, "generations": GENERATIONS, "learning_rate": RATE, **options}
-
-        def measure(folder: Path) -> dict[str, Any]:
-            job = spec(folder, correction, seed, **options)
-            rows = run_job(folder, job, options["steps"], seconds=options["seconds"], least=min(2, options["steps"]))
-            # A step whose rewards are all equal trains on nothing, and has no `trained/`.
-            return {curve: [row.get(metric) for row in rows] for curve, metric in NAMES.items()}
-
-        line |= measured(f"{correction} {seed}", scratch, measure)
-    given = {name: value for name, value in options.items() if value is not None}
-    line |= about("benchmarks.training.correction", correction=correction, seed=seed, **given)
-    line |= {"gpus": gpu_names() if options["device"] == "cuda" else []}
-    append(output, line)
+    line = {"correction": correction, "seed": seed, "generations": GENERATIONS, "learning_rate": RATE, **options}
+    chosen = {"correction": correction, "seed": seed}
+    job = partial(spec, correction=correction, seed=seed, **options)
+    line = train(MODULE, line, chosen, job, NAMES, output, options)
     print(as_table([line]), flush=True)
     return "error" in line
 

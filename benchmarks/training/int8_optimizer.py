@@ -14,22 +14,20 @@ step; a job that is late has fewer steps.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.common.busy import gpu_names
 from benchmarks.common.models import SHAPES
-from benchmarks.common.runs import about, append, measured, run_job
 from benchmarks.training import correction
+from benchmarks.training.curves import at_once, train
 
+MODULE = "benchmarks.training.int8_optimizer"
 OPTIMIZERS = ("float32", "bfloat16", "int8")
 NAMES = {"reward": "reward", "grad_norm": "grad_norm", "step_time": "step_time", "kl": "trained/sampling/kl"}
 ENDS = 10  # steps of a curve's beginning and end
@@ -58,31 +56,18 @@ def main(
         sys.exit(run(*runs[0], output.resolve(), **options))
     if options["size"] is None:
         correction.smollm2()  # once, before all jobs want it
-    shared = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    module = [sys.executable, "-m", "benchmarks.training.int8_optimizer", f"--output={output.resolve()}", *shared]
-    jobs = [subprocess.Popen([*module, f"--optimizer={dtype}", f"--seed={seed}"]) for dtype, seed in runs]
-    failed = sum([job.wait() != 0 for job in jobs])
+    failed = at_once(MODULE, "optimizer", runs, output.resolve(), options)
     print(as_table([json.loads(line) for line in output.read_text().splitlines()]))
     sys.exit(failed)
 
 
 def run(optimizer: str, seed: int, output: Path, **options: Any) -> bool:
     """Train once and append a line. Return whether the job failed."""
-    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
-        line = {"optimizer": optimizer, "seed": seed, "generations": correction.GENERATIONS, **options}
-        line |= {"learning_rate": correction.RATE}
-
-        def measure(folder: Path) -> dict[str, Any]:
-            job = spec(folder, optimizer, seed, **options)
-            rows = run_job(folder, job, options["steps"], seconds=options["seconds"], least=min(2, options["steps"]))
-            return {curve: [row.get(metric) for row in rows] for curve, metric in NAMES.items()}
-
-        line |= measured(f"{optimizer} {seed}", scratch, measure)
-    given = {name: value for name, value in options.items() if value is not None}
-    line |= about("benchmarks.training.int8_optimizer", optimizer=optimizer, seed=seed, **given)
-    line |= {"gpus": gpu_names() if options["device"] == "cuda" else []}
-    append(output, line)
-    return "error" in line
+    line = {"optimizer": optimizer, "seed": seed, "generations": correction.GENERATIONS, **options}
+    line |= {"learning_rate": correction.RATE}
+    chosen = {"optimizer": optimizer, "seed": seed}
+    job = partial(spec, optimizer=optimizer, seed=seed, **options)
+    return "error" in train(MODULE, line, chosen, job, NAMES, output, options)
 
 
 def spec(folder: Path, optimizer: str, seed: int, **options: Any) -> dict[str, Any]:
