@@ -9,6 +9,7 @@ from pathlib import Path
 
 from grpo_spec.reports import LOGS_FOLDER, Outcome
 from grpo_workload.launcher.place import Place
+from grpo_workload.launcher.rank_processes import end_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +35,11 @@ def _write(place: Place, log_dir: Path, outcome: Outcome) -> None:
     rank = place.ranks[0] if outcome.rank is None else outcome.rank
     parts = [f"attempt {outcome.attempt}, ended {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}: {outcome.message}"]
     for kind in ("stdout", "stderr"):
-        if lines := _end_of(log_dir / f"rank-{rank}.{kind}.log"):
+        log = log_dir / f"rank-{rank}.{kind}.log"
+        if log.exists() and (lines := end_of(log, BYTES)[-LINES:]):
             parts.append(f"--- the end of rank {rank}'s {kind}\n" + "\n".join(lines))
     folder = place.run_dir / LOGS_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f".{place.pod}.tmp"
     fresh.write_text("\n".join(parts) + "\n")
     fresh.replace(folder / f"{place.pod}.log")
-
-
-def _end_of(log: Path) -> list[str]:
-    if not log.exists():
-        return []
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - BYTES))
-        return file.read().decode(errors="replace").rstrip().splitlines()[-LINES:]

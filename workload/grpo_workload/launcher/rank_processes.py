@@ -111,13 +111,18 @@ def describe_error(error_file: Path, logs: Sequence[Path], *, traceback: bool = 
         callstack = recorded["extraInfo"]["py_callstack"].rstrip().splitlines() if traceback else []
         return "\n".join([recorded["message"], *callstack[-TAIL_LINES:]])
     for log in logs:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            if tail := file.read().decode(errors="replace").rstrip().splitlines():
-                # The first of faulthandler's stacks is the newest thread's and says most.
-                dump = next((number for number, line in enumerate(tail) if line.startswith("Timeout (")), -TAIL_LINES)
-                return "\n".join(["the end of its log is", *tail[dump:][:TAIL_LINES]])
+        if tail := end_of(log, TAIL_BYTES):
+            # The first of faulthandler's stacks is the newest thread's and says most.
+            dump = next((number for number, line in enumerate(tail) if line.startswith("Timeout (")), -TAIL_LINES)
+            return "\n".join(["the end of its log is", *tail[dump:][:TAIL_LINES]])
     return "it left no log"
+
+
+def end_of(log: Path, num_bytes: int) -> list[str]:
+    """Return the lines of a log's last bytes, of which the first may be cut."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - num_bytes))
+        return file.read().decode(errors="replace").rstrip().splitlines()
 
 
 class Ranks:

@@ -6,7 +6,6 @@ vocabulary; there each is alone, with eager attention and whole logits.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from grpo_workload.policy.model import attention, attention_blocks
 from grpo_workload.policy.model.load import remove_noise
 from grpo_workload.policy.trials.trial import try_policy
 from support.families import FAMILIES, MASKED, SIZES, STATEFUL, make_model
+from support.trainer.stand_in_policy import stand_in_policy
 
 attention.register()
 ALL = [*FAMILIES, *STATEFUL, *MASKED]
@@ -155,14 +155,7 @@ def test_a_prompt_that_completions_share_computes_the_same_as_one_for_each(
 @pytest.mark.parametrize("family", ALL)
 def test_the_trial_at_the_start_accepts_it_in_half_precision(family: str) -> None:
     model = make_sharp_model(family, attention_of(family)).to(torch.bfloat16)
-    policy: Any = SimpleNamespace(
-        module=model,
-        head=LogprobHead(model),
-        device=model.device,
-        is_partitioned=False,
-        group=None,
-        shares_prompts=family in FAMILIES,
-    )
+    policy = stand_in_policy(model, shares_prompts=family in FAMILIES)
     sequences = {"training": {"perDeviceTrainBatchSize": None if family in FAMILIES else 1}}
     model_fields = {"model": CONFIG["model"] | {"attention": attention_of(family)}}
     try_policy(policy, TrainerConfig.model_validate(CONFIG | sequences | model_fields))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from grpo_workload.policy.model.load import load_model
 from grpo_workload.policy.model.rope import LONG, check_rope
 from grpo_workload.policy.trials.trial import try_policy
 from support.families import LONG_ROPE, SHORT, SIZES, make_config, make_model
+from support.trainer.stand_in_policy import stand_in_policy
 
 attention.register()
 CONTEXT = SIZES["max_position_embeddings"]
@@ -91,14 +91,7 @@ def test_all_sequences_have_the_factors_of_the_longest_that_the_job_allows(
     places = torch.tensor([[0, 1, 20, 200]])
     cos, _ = model.model.rotary_emb(torch.zeros(1), places)
     torch.testing.assert_close(cos[0, :, :16], (places[0].unsqueeze(1) * expected).cos() * fields[f"{kind}_mscale"])
-    policy: Any = SimpleNamespace(
-        module=model,
-        head=LogprobHead(model),
-        device=model.device,
-        is_partitioned=False,
-        group=None,
-        shares_prompts=True,
-    )
+    policy = stand_in_policy(model, shares_prompts=True)
     try_policy(policy, config_with(maxModelLen=max_model_len))
     assert model.config.rope_parameters == fields, "the checkpoints of the job say what its model said"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from grpo_workload.policy.model.router_replay import RouterReplay, check_routed,
 from grpo_workload.policy.step.reference import Reference
 from grpo_workload.policy.trials.trial import try_policy
 from support.families import FAMILIES, SIZES, make_model
+from support.trainer.stand_in_policy import stand_in_policy
 
 attention.register()
 EXPERTS = 4
@@ -135,9 +135,7 @@ def test_the_reference_chooses_by_itself() -> None:
 @pytest.mark.parametrize("family", PACKED)
 def test_the_trial_at_the_start_accepts_it(family: str) -> None:
     model, head = make_head(family)
-    policy: Any = SimpleNamespace(
-        module=model, head=head, device=model.device, is_partitioned=False, group=None, shares_prompts=False
-    )
+    policy = stand_in_policy(model, head)
     try_policy(policy, CONFIG)
 
 
@@ -157,9 +155,7 @@ def test_the_trial_refuses_a_router_that_chooses_otherwise(monkeypatch: pytest.M
 
     monkeypatch.setattr(router, "forward", by_sorting)
     head = LogprobHead(model, replay=RouterReplay(model))
-    policy: Any = SimpleNamespace(
-        module=model, head=head, device=model.device, is_partitioned=False, group=None, shares_prompts=False
-    )
+    policy = stand_in_policy(model, head)
     with pytest.raises(ConfigError, match=r"routerReplay: MixtralTopKRouter does not choose its experts by torch.topk"):
         try_policy(policy, CONFIG)
 
@@ -179,9 +175,7 @@ def test_models_whose_routers_cannot_be_replayed_are_refused(family: str, why: s
 
 def test_a_family_that_sorts_its_experts_otherwise_is_refused_at_the_start() -> None:
     model, head = make_head("phimoe")
-    policy: Any = SimpleNamespace(
-        module=model, head=head, device=model.device, is_partitioned=False, group=None, shares_prompts=False
-    )
+    policy = stand_in_policy(model, head)
     with pytest.raises(ConfigError, match=r"routerReplay: PhimoeTopKRouter does not choose its experts by torch.topk"):
         try_policy(policy, CONFIG)
 

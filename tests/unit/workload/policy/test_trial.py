@@ -4,7 +4,6 @@ Under DeepSpeed, with every ZeRO stage: tests/trainer/policy/test_step.py.
 """
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,6 +33,7 @@ from grpo_workload.policy.trials.trial import try_policy
 from grpo_workload.ranks.sequence_group import SequenceGroup
 from support.families import LONG_ROPE, SHORT
 from support.families import make_config as make_family_config
+from support.trainer.stand_in_policy import stand_in_policy
 
 attention.register()
 SHAPE = {
@@ -66,14 +66,7 @@ def make_policy(config, implementation="varlen", *, lora=None, dtype=torch.float
         Adapters(model, lora, seed=0)
         layers = output_layers(model)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    return SimpleNamespace(
-        module=model,
-        head=LogprobHead(model, layers),
-        device=torch.device("cpu"),
-        is_partitioned=False,
-        group=None,
-        shares_prompts=implementation == "varlen",
-    )
+    return stand_in_policy(model, LogprobHead(model, layers), shares_prompts=implementation == "varlen")
 
 
 def make_config(implementation="varlen", *, sequences=None, max_model_len=None):

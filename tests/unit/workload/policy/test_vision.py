@@ -24,6 +24,7 @@ from grpo_workload.policy.model import attention, vision
 from grpo_workload.policy.trials.memory_trial import longest_sample
 from grpo_workload.policy.trials.trial import try_policy
 from support.families import make_model
+from support.trainer.stand_in_policy import stand_in_policy
 from support.trainer.tiny_vision import END, FAMILIES, IMAGE, START, make_inputs, make_vision_model
 
 attention.register()
@@ -180,14 +181,7 @@ def test_a_frozen_tower_gets_no_adapters_and_engines_have_none_for_it(family: st
 def test_the_trial_at_the_start_accepts_it(family: str) -> None:
     model = make_sharp_model(family, attention.VARLEN).to(torch.bfloat16)
     vision.adapt(model)
-    policy: Any = SimpleNamespace(
-        module=model,
-        head=LogprobHead(model),
-        device=model.device,
-        is_partitioned=False,
-        group=None,
-        shares_prompts=False,
-    )
+    policy = stand_in_policy(model)
     try_policy(policy, TrainerConfig.model_validate(CONFIG))
 
 
