@@ -1,6 +1,6 @@
 """The arithmetic of causal attention over packed sequences: by PyTorch's kernel for GPUs, or one sequence at a time.
 
-PyTorch's kernel is FlashAttention 2. For long sequences cuDNN's takes about half its time on H100s and newer GPUs
+PyTorch's kernel is FlashAttention 2. For long sequences cuDNN's takes some 0.6 of its time on H100s
 (`benchmarks/training/attention.py`), but takes one sequence at a time, and prepares itself for each new length.
 
 The queries of a sequence are its last tokens, and may be fewer than its keys. Shapes: S sequences, N queries, M keys of
