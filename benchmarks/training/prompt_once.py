@@ -7,8 +7,9 @@ A random model of Qwen3-4B's shape, forward and backward passes of one group in 
 it, without optimizer steps and engine. Tokens are those of all sequences, each with its prompt, in both layouts, so
 their ratio is that of the times. Three passes are timed after one that is not; a line has all of them.
 
-With adapters: 8 completions of 256 tokens, prompts of 1k to 16k; one of 4k with a single completion, where nothing is
-shared. With all weights: 4 completions at a context of 8k, where verl says 1.70x for the update with its prefix grouper
+With adapters: 8 completions of 256 tokens, prompts of 1k to 16k. With `nothing`: one completion of a prompt, where
+nothing is shared, so that the same code runs: both layouts by turns, ten passes of each, and what planning takes. With
+all weights: 4 completions at a context of 8k, where verl says 1.70x for the update with its prefix grouper
 on four H800 (volcengine/verl#4368; it does not say how long completions are). With `trl`:
 the cases with adapters by TRL's AsyncGRPO (`vs_trl/tree_rows.py`).
 """
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +37,19 @@ from benchmarks.vs_trl.tree_rows import Passes, trl_passes
 GIB = 2**30
 LORA = {"r": 16, "alpha": 32}
 CASES = {  # prompt tokens, completions, completion tokens
-    "lora": ((1024, 8, 256), (4096, 8, 256), (4096, 1, 256), (8192, 8, 256), (16384, 8, 256)),
+    "lora": ((1024, 8, 256), (4096, 8, 256), (8192, 8, 256), (16384, 8, 256)),
+    "nothing": ((4096, 1, 256), (4096, 1, 4096)),
     "trl": ((1024, 8, 256), (4096, 8, 256), (8192, 8, 256), (16384, 8, 256)),
     "full": ((4096 - 1024, 4, 1024), (8192 - 1024, 4, 1024)),
 }
-TIMES = 3
+TIMES, TURNS = 3, 10
 
 
 @click.command()
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--size", type=click.Choice(["4", "tiny"]), default="4", show_default=True)
 @click.option("--budget", default=32768, show_default=True, help="Tokens of a micro-batch.")
-@click.option("--only", type=click.Choice(list(CASES)), help="Adapters, TRL's, or all weights; all without it.")
+@click.option("--only", type=click.Choice(list(CASES)), help="All without it.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("prompt_once.jsonl"), show_default=True)
 @click.option("--child", is_flag=True, hidden=True)
 def main(only: str | None, output: Path, child: bool, **options: Any) -> None:
@@ -77,6 +80,11 @@ def measure(folder: Path, kind: str, output: Path, device: str, size: str, budge
     passes = trl_passes(folder, device, budget, LORA) if kind == "trl" else our_passes(folder, device, budget, kind)
     for case in CASES[kind]:
         prompt_tokens, completions, completion_tokens = (case[0] // 64, case[1], case[2] // 64) if is_tiny else case
+        if kind == "nothing":
+            line = by_turns(passes, (prompt_tokens, completions, completion_tokens), device)
+            append(output, line | about("benchmarks.training.prompt_once", only=kind, device=device, size=size))
+            print(json.dumps(line), flush=True)
+            continue
         before: dict[str, Any] = {}
         for shares in [True] if kind == "trl" else [False, True]:
             line: dict[str, Any] = {"kind": kind, "prompt_tokens": prompt_tokens, "completions": completions}
@@ -103,6 +111,35 @@ def case_of(line: dict[str, Any]) -> tuple[int, int, int]:
     return line["prompt_tokens"], line["completions"], line["completion_tokens"]
 
 
+def by_turns(passes: Passes, case: tuple[int, int, int], device: str) -> dict[str, Any]:
+    """Time both layouts of a case in which nothing is shared, one after the other."""
+    started = [time.perf_counter()]
+    both = []
+    for shares in (False, True):
+        both.append(passes(*case, shares))
+        started.append(time.perf_counter())
+    assert both[0][1:] == both[1][1:], "something is shared"
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for number in range(2 + TURNS):
+        for which in (0, 1) if number % 2 else (1, 0):
+            start = time.perf_counter()
+            both[which][0]()
+            if number > 1:
+                seconds[which].append(round(time.perf_counter() - start, 4))
+    prompt_tokens, completions, completion_tokens = case
+    found = {"kind": "nothing", "prompt_tokens": prompt_tokens, "completions": completions}
+    found |= {"completion_tokens": completion_tokens, "fed_tokens": both[0][1], "seconds": list(seconds)}
+    found |= {"planned_seconds": [round(end - begin, 4) for begin, end in pairwise(started)]}
+    found |= {"times_slower": round(statistics.median(seconds[1]) / statistics.median(seconds[0]), 4)}
+    return found | {"device": device} | ({"gpu": _gpu()} if device == "cuda" else {})
+
+
+def _gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
 def our_passes(folder: Path, device: str, budget: int, kind: str) -> Passes:
     """Load the policy, and return the passes of a group."""
     import torch
@@ -124,7 +161,7 @@ def our_passes(folder: Path, device: str, budget: int, kind: str) -> Passes:
             "training": {"importanceSamplingCorrection": "none", "maxTokensPerMicroBatch": budget},
             "parallelism": {"zeroStage": 0, "optimizerDtype": "bfloat16", "gradientCheckpointing": True},
         }
-        | ({"lora": LORA} if kind == "lora" else {})
+        | ({} if kind == "full" else {"lora": LORA})
     )
     policy = Policy(config, Device(device), timeout_seconds=60, pad_token_id=0)
     policy.deepspeed_engine.train()

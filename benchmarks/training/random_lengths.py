@@ -15,6 +15,7 @@ import math
 import os
 import random
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ PARALLELISM: dict[str, dict[str, Any]] = {
 
 @click.command()
 @click.option("--steps", default=1000, show_default=True)
+@click.option("--seconds", default=3600, show_default=True, help="No further step after so long.")
 @click.option("--longest", default=16384, show_default=True, help="Tokens of the longest sequence.")
 @click.option("--room", default=8.0, show_default=True, help="GiB that a micro-batch may take, and what stays free.")
 @click.option("--kind", type=click.Choice(list(PARALLELISM)), default="zero2", show_default=True)
@@ -55,7 +57,7 @@ def main(output: Path, **options: Any) -> None:
     print(json.dumps({name: value for name, value in line.items() if name not in ("tokens", "peaks_gib")}), flush=True)
 
 
-def train(model: Path, steps: int, longest: int, room: float, kind: str, device: str) -> dict[str, Any]:
+def train(model: Path, steps: int, seconds: int, longest: int, room: float, kind: str, device: str) -> dict[str, Any]:
     """Return what was chosen, and tokens and peak of each step."""
     from grpo_spec.contract import Device
     from grpo_workload.ranks import environment
@@ -91,8 +93,11 @@ def train(model: Path, steps: int, longest: int, room: float, kind: str, device:
         found |= {"free_gib": round(choice.room / GIB, 3), "longest_takes_gib": round(choice.longest / GIB, 3)}
     fields["training"]["maxTokensPerMicroBatch"] = budget  # type: ignore[index]
     training = TrainerConfig.model_validate(fields).training
+    end = time.monotonic() + seconds
     draw, tokens, peaks, num_micro_batches = random.Random(0), [], [], []
     for step in range(steps):
+        if time.monotonic() > end:
+            break
         lengths = [round(math.exp(draw.uniform(math.log(SHORTEST), math.log(longest)))) for _ in range(SEQUENCES)]
         if draw.random() < 0.25:
             lengths[0] = longest

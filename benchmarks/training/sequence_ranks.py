@@ -5,10 +5,10 @@
     python -m benchmarks.training.sequence_ranks --device cpu --size tiny --output /tmp/smoke.jsonl     # no figures
 
 Each configuration runs with each number of ranks, which all share the sequence (`parallelism.sequence`): optimizer
-steps on random tokens on the trainer's policy, with gradient checkpointing and on random weights of Qwen2.5's shapes.
-A line has the seconds of each step after a warm-up, tokens per second by their median, the peaks of what torch
-allocates and reserves on each GPU, beside the plan, and the loss and gradient norm of each step, which all numbers of
-ranks share but for rounding.
+steps on random tokens on the trainer's policy, with gradient checkpointing and on random weights of Qwen2.5's shapes,
+or Qwen3's. A line has the seconds of each step after a warm-up, tokens per second by their median, the peaks of what
+torch allocates and reserves on each GPU, beside the plan, and the loss and gradient norm of each step, which all
+numbers of ranks share but for rounding.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Configuration(NamedTuple):
     offloads: bool = False
     zero_stage: int = 0
     steps: int = 3
+    family: str = "qwen2"
 
 
 CONFIGURATIONS = {
@@ -50,6 +51,8 @@ CONFIGURATIONS = {
     "7b-128k-offloaded": Configuration("7", 131_072, offloads=True),
     "7b-64k-zero3": Configuration("7", 65_536, zero_stage=3),
     "7b-256k": Configuration("7", 262_144, steps=1),
+    "4b-64k": Configuration("4", 65_536, family="qwen3"),
+    "4b-256k": Configuration("4", 262_144, steps=1, family="qwen3"),
 }
 
 
@@ -135,8 +138,10 @@ def measure(name: str, device: str, size: str | None, output: Path, models: Path
     def write() -> None:
         if not folder.exists():
             torch.manual_seed(0)
-            limits = {"max_position_embeddings": 262_144, "pad_token_id": 0}
-            write_weights(folder, config_of("qwen2", one.size, bos_token_id=None, eos_token_id=None, **limits), device)
+            limits: dict[str, Any] = {"max_position_embeddings": 262_144, "pad_token_id": 0}
+            limits |= {"head_dim": 128} if one.family == "qwen3" else {}
+            config = config_of(one.family, one.size, bos_token_id=None, eos_token_id=None, **limits)
+            write_weights(folder, config, device)
 
     on_main(write)
     parallelism = {"zeroStage": one.zero_stage, "optimizerDtype": "bfloat16", "sequence": ranks}
