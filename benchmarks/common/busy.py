@@ -16,7 +16,7 @@ class Busy:
         self._warmup = warmup
         self._cores: list[float] = []
         self._gpus: list[list[float]] = []
-        self._handles = _gpus() if device == "cuda" else []
+        self._handles = gpu_handles() if device == "cuda" else []
         psutil.cpu_percent(percpu=True)  # the next call counts from here
 
     def look(self, steps: int) -> None:
@@ -24,7 +24,7 @@ class Busy:
         shares = psutil.cpu_percent(percpu=True)
         if steps >= self._warmup:
             self._cores.append(sum(shares[core] for core in os.sched_getaffinity(0)) / 100)
-            self._gpus.append([_utilization(handle) for handle in self._handles])
+            self._gpus.append([utilization(handle) for handle in self._handles])
 
     def means(self) -> dict[str, Any]:
         """Return the mean number of busy cores, and for each GPU the share of time in which it ran a kernel."""
@@ -39,7 +39,7 @@ def gpu_names() -> list[str]:
     """Return the names of the GPUs that this process may use."""
     import pynvml
 
-    return [str(pynvml.nvmlDeviceGetName(handle)) for handle in _gpus()]
+    return [str(pynvml.nvmlDeviceGetName(handle)) for handle in gpu_handles()]
 
 
 def gpu_number(place: int) -> str:
@@ -48,7 +48,8 @@ def gpu_number(place: int) -> str:
     return given.split(",")[place] if given else str(place)
 
 
-def _gpus() -> list[Any]:
+def gpu_handles() -> list[Any]:
+    """Return NVML's handles of the GPUs that this process may use."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -57,7 +58,8 @@ def _gpus() -> list[Any]:
     return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
 
 
-def _utilization(handle: Any) -> float:
+def utilization(handle: Any) -> float:
+    """Return the share of the last moment, 1 s at most, in which a GPU ran any kernel."""
     import pynvml
 
     return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
