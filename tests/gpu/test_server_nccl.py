@@ -106,9 +106,11 @@ def test_an_engine_leaves_a_broadcast_whose_sender_is_gone_and_joins_the_next_tr
         info = describe(weights_of(model).specs) | {"piece_bytes": 2**28, "is_initial": False}
         with ThreadPoolExecutor(1) as pool:
             update = pool.submit(link.run, client.update(info))
-            eventually(lambda: torch.cuda.utilization(ENGINES_GPU) > 0, "the engine waits in the broadcast")
-            start = time.perf_counter()
-            sender._leave()
+            try:
+                eventually(lambda: torch.cuda.utilization(ENGINES_GPU) > 0, "the engine waits in the broadcast")
+            finally:  # else the update would wait for ever, and the pool for it
+                start = time.perf_counter()
+                sender._leave()
             with pytest.raises(EngineError, match=LEFT):
                 update.result(NAMED_SECONDS)
             print(f"the engine left the broadcast after {time.perf_counter() - start:.1f} s")

@@ -6,6 +6,7 @@ host of its own (NCCL_HOSTID): what is sent goes through sockets, slowly, and th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -31,13 +32,16 @@ def serving(
 ) -> Iterator[tuple[ServerGenerator, Engines]]:
     """Run engines on the second and later GPUs; yield the generator of one rank on the first GPU, and the engines."""
     count = torch.cuda.device_count()
+    visible = [int(number) for number in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if number] or range(
+        count
+    )
     sizes = [(1, 1)] * num_engines
     settings: dict[str, Any] = {"kvCacheMemory": "2Gi", "gpuMemoryUtilization": 0.3}
     contract = make_contract(Path(model.name_or_path), sizes, timeout=200, restarts=restarts, **settings)
     raw = contract.model_dump(mode="json", by_alias=True)
     raw["device"] = Device.CUDA
     for index, engine in enumerate(raw["engines"]):
-        engine["devices"] = [(1 + index) % count]
+        engine["devices"] = [visible[(1 + index) % count]]
     raw["config"]["model"]["dtype"] = "bfloat16"
     raw["config"]["lora"] = None if lora is None else lora.model_dump(by_alias=True)
     with ExitStack() as stack:
