@@ -81,9 +81,9 @@ def measure(folder: Path, kind: str, output: Path, device: str, size: str, budge
     for case in CASES[kind]:
         prompt_tokens, completions, completion_tokens = (case[0] // 64, case[1], case[2] // 64) if is_tiny else case
         if kind == "nothing":
-            line = by_turns(passes, (prompt_tokens, completions, completion_tokens), device)
-            append(output, line | about("benchmarks.training.prompt_once", only=kind, device=device, size=size))
-            print(json.dumps(line), flush=True)
+            both = by_turns(passes, (prompt_tokens, completions, completion_tokens), device)
+            append(output, both | about("benchmarks.training.prompt_once", only=kind, device=device, size=size))
+            print(json.dumps(both), flush=True)
             continue
         before: dict[str, Any] = {}
         for shares in [True] if kind == "trl" else [False, True]:
