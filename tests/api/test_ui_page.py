@@ -49,13 +49,17 @@ def test_curves_of_another_run_stand_in_the_same_charts(browser: webdriver.Chrom
         assert complaints(browser) == []
 
 
-def test_the_ends_of_a_runs_logs_are_shown(browser: webdriver.Chrome, run: Path) -> None:
+def test_the_ends_of_a_runs_logs_are_shown_as_they_are_now(browser: webdriver.Chrome, run: Path) -> None:
     (run / "logs").mkdir()
-    (run / "logs" / "math-node-0.log").write_text(f"attempt 0: boom\n{SCRIPT}\n")
+    (log := run / "logs" / "math-node-0.log").write_text(f"attempt 0: boom\n{SCRIPT}\n")
     with open_page(browser, FolderSource(run), "events"):
         wait_for("the log", lambda: "attempt 0: boom" in text(browser, "#events pre"))
         assert SCRIPT in text(browser, "#events pre")
         assert "end of the log of math-node-0" in text(browser, "#events h3")
+        log.write_text("attempt 1: bang\n")
+        wait_for("the newer log", lambda: text(browser, "#events pre") == "attempt 1: bang")
+        log.unlink()
+        wait_for("no log", lambda: not text(browser, "#events pre"))
         assert complaints(browser) == []
 
 

@@ -18,7 +18,7 @@ class Launchers:
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
-        self._attempt: int | None = None
+        self._known: tuple[object, int] | None = None  # rank 0's pod and its attempt: a new job begins with 0 again
 
     def get(self, member: Member, path: str) -> Any:
         """Return the JSON at `path` of a pod's launcher. Raises PodError."""
@@ -35,12 +35,13 @@ class Launchers:
         """
         query = "".join(f"{name}={value}&" for name, value in what.items())
         # The history is served on the pod's loopback, and the launcher's port there is another after each start.
-        port = self.get(master, "/identity").get("localPort")
-        if not port:
+        identity = self.get(master, "/identity")
+        if not (port := identity.get("localPort")):
             raise PodError(f"pod {master.pod} runs an older image: `grpo` of that release shows its curves")
         answer = self._get(master, port, f"/history?{query}after={after}")
-        is_new_attempt = self._attempt not in (None, answer["attempt"])
+        now = (identity.get("podUid"), answer["attempt"])
+        is_new_attempt = self._known not in (None, now)
         if is_new_attempt:
             answer = self._get(master, port, f"/history?{query}after=-1")
-        self._attempt = answer["attempt"]
+        self._known = now
         return is_new_attempt, answer

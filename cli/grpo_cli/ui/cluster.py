@@ -21,7 +21,6 @@ from grpo_cli.screen.pods import ranks_of, running_master
 from grpo_cli.screen.view import read_job, read_topology
 from grpo_cli.ui.finished import may_have_curves
 from grpo_cli.ui.folder import FolderSource
-from grpo_cli.ui.history import History
 from grpo_cli.ui.source import Shown, SourceError
 from grpo_operator.api.status import read_status
 from grpo_operator.decide.observed_pod import read_pod
@@ -38,6 +37,7 @@ class ClusterSource:
         self._fetched = None if fetched is None else FolderSource(fetched)
         self.shown = Shown(title=f"{kube.namespace}/{name}", where="cluster")
         self._kube, self._reader, self._launchers = kube, JobReader(kube, name), Launchers(kube)
+        self._uid: str | None = None
 
     def refresh(self) -> None:
         """Implement `Source.refresh`."""
@@ -55,7 +55,15 @@ class ClusterSource:
             "pods": _pods(job, pods),
         }
         self.shown.to_plan, self.shown.note = read_job(job, layers), view.note
+        uid = job["metadata"]["uid"]
+        if self._uid not in (None, uid):  # it was deleted, and created again with the same name
+            self._forget()
+        self._uid = uid
         self._read_history(job, pods)
+
+    def _forget(self) -> None:
+        self._fetched, self.shown.changed, self.shown.logs = None, None, {}
+        self.shown.history.clear()
 
     def _read_history(self, job: Object, pods: Sequence[Object]) -> None:
         if (master := running_master(read_topology(job), pods)) is None:
@@ -69,7 +77,7 @@ class ClusterSource:
                 self.shown.note = self.shown.note or (_GONE if has_claim else _LOST)
             return
         if self._fetched is not None:  # it runs again
-            self._fetched, self.shown.history, self.shown.changed, self.shown.logs = None, History(), None, {}
+            self._forget()
         try:
             is_new_attempt, rows = self._launchers.history(master, {}, after=self.shown.history.last_step)
         except PodError as error:

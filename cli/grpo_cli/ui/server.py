@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -69,7 +70,8 @@ class Page:
                 "age": None if self._answered == float("-inf") else round(time.monotonic() - self._answered, 1),
                 "idle": None if shown.changed is None else round(time.time() - shown.changed, 1),
                 "job": shown.job,
-                "logs": list(shown.logs),
+                # Their texts are at /api/logs: a page asks for them when one is another than it has.
+                "logs": {pod: zlib.crc32(text.encode()) for pod, text in shown.logs.items()},
                 "gpus": None if shown.to_plan is None else list(MEMORY),
             } | shown.history.since(generation, after)
 

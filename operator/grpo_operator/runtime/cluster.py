@@ -1,9 +1,8 @@
-"""The operator's reads from the API server and writes to it. Objects are plain dicts."""
+"""The operator's writes to the API server, beside its reads. Objects are plain dicts."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
@@ -21,103 +20,22 @@ from grpo_operator.runtime.errors import (
     reason_of,
     refusal,
 )
+from grpo_operator.runtime.event import make_event
 from grpo_operator.runtime.ownership import check_owner, noted_as_applied
+from grpo_operator.runtime.reads import Reads
 from grpo_operator.runtime.transport import Object, Transport
-from grpo_spec.lenient import clip
 
 log = logging.getLogger(__name__)
 
-_PATHS = names.PATHS | {"Event": "/apis/events.k8s.io/v1/namespaces/{}/events"}
 _MERGE, _JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 
-WATCH_SECONDS = 540
-"""Seconds after which the API server ends a watch; the next one continues where it ended."""
 
-
-class Cluster:
+class Cluster(Reads):
     """Reads from and writes to one API server. Methods raise what `Transport` raises."""
 
     def __init__(self, transport: Transport) -> None:
-        self._transport, self._send = transport, transport.request
-        self._paths = dict(_PATHS)
+        super().__init__(transport)
         self._complaints = Complaints(log)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._transport.close()
-
-    async def serves(self, kind: str) -> bool:
-        """Whether the API server serves a kind of an API group; if so, it is used in that version from then on."""
-        for paths in (_PATHS, names.OLDER_PATHS):
-            if kind in paths and await self._has(kind, names.api_version(kind, paths)):
-                self._paths[kind] = paths[kind]
-                return True
-        return False
-
-    async def _has(self, kind: str, api_version: str) -> bool:
-        try:
-            found = await self._send("get", "APIResourceList", f"/apis/{api_version}")
-        except ApiException as error:
-            if error.status == 404:
-                return False
-            raise
-        return any(one["kind"] == kind for one in found["resources"])
-
-    async def openapi(self) -> Object:
-        """Return the OpenAPI v3 document of our API group; empty while the API server does not serve it."""
-        try:
-            return await self._send("get", "OpenAPI", f"/openapi/v3/apis/{names.API_VERSION}")
-        except ApiException as error:
-            if error.status == 404:
-                return {}
-            raise
-
-    async def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return an object, or None if it does not exist."""
-        try:
-            return await self._send("get", kind, self._path(kind, namespace, name))
-        except ApiException as error:
-            if error.status == 404:
-                return None
-            raise
-
-    async def node(self, name: str) -> Object | None:
-        """Return a node, or None if it does not exist."""
-        return await self.get("Node", "", name)
-
-    async def events(self, namespace: str, reason: str) -> list[Object]:
-        """Return the events of a reason. The API server reads all events of the namespace for it."""
-        about = f"reason={reason}"
-        return list((await self._send("list", "Event", self._path("Event", namespace), field_selector=about))["items"])
-
-    async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
-        """Return the objects of a kind that match the labels, with `apiVersion` and `kind`, which list items lack."""
-        answer = await self._send("list", kind, self._path(kind, namespace), label_selector=label_selector)
-        return [item | {"apiVersion": answer["apiVersion"], "kind": kind} for item in answer["items"]]
-
-    async def find(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Do what `get` does with a list, for which the operator has the right where it watches."""
-        answer = await self._send("list", kind, self._path(kind, namespace), field_selector=f"metadata.name={name}")
-        return next((item | {"apiVersion": answer["apiVersion"], "kind": kind} for item in answer["items"]), None)
-
-    async def page(self, kind: str, namespace: str | None, selector: str, limit: int, token: str) -> Object:
-        """Return a part of a consistent list, of all namespaces if `namespace` is None.
-
-        `token` is `metadata.continue` of the part before, "" for the first one. Items lack `apiVersion` and `kind`.
-        """
-        query = [("labelSelector", selector), ("limit", str(limit)), *([("continue", token)] if token else [])]
-        return await self._send("list", kind, self._scope(kind, namespace), query_params=query)
-
-    def watch(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Object]:
-        """Yield the watch events ({type, object}) after a resourceVersion, with bookmarks, until the server ends it."""
-        query = {
-            "labelSelector": selector,
-            "resourceVersion": version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(WATCH_SECONDS),
-            "watch": "true",
-        }
-        return self._transport.stream(self._scope(kind, namespace), list(query.items()))
 
     async def create(self, manifest: Object) -> Object:
         """Do what `find_or_create` does, and return the object alone."""
@@ -294,38 +212,14 @@ class Cluster:
 
     async def emit(self, about: Object, *, kind: str, reason: str, message: str, now: datetime) -> None:
         """Create an event about a job, or what a site sets. A failure is only logged: the status says the same."""
-        metadata = about["metadata"]
-        regarding = {
-            "apiVersion": names.API_VERSION,
-            "kind": about.get("kind", names.KIND),
-            **{name: metadata[name] for name in ("name", "namespace") if name in metadata},
-        }
-        namespace = metadata.get("namespace", "default")  # where Kubernetes has events about objects of the cluster
-        event = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{metadata['name']}-", "namespace": namespace},
-            "eventTime": now.isoformat(timespec="microseconds"),
-            "action": "Reconcile",
-            "reason": reason,
-            "note": clip(message, 1024),  # the API server's limit, in bytes
-            "type": kind,
-            "regarding": regarding | {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
-            "reportingController": f"{names.GROUP}/{names.MANAGER}",
-            "reportingInstance": names.MANAGER,
-        }
+        event = make_event(about, kind=kind, reason=reason, message=message, now=now)
+        namespace = event["metadata"]["namespace"]
         try:
             await self._send("create", "Event", self._path("Event", namespace), body=event)
         except (ApiException, ForbiddenError, aiohttp.ClientError, OSError) as error:
             known = expected(error) or Expected(str(error), str(error))
-            where = namespace, metadata["name"]
+            where = namespace, about["metadata"]["name"]
             self._complaints.say(known.subject, "%s/%s: the event %s was not written: %s", *where, reason, known.text)
-
-    def _path(self, kind: str, namespace: str, name: str | None = None) -> str:
-        return self._paths[kind].format(namespace) + (f"/{name}" if name else "")
-
-    def _scope(self, kind: str, namespace: str | None) -> str:
-        return self._paths[kind].replace("/namespaces/{}", "" if namespace is None else f"/namespaces/{namespace}")
 
 
 def _of_an_older_version(pod_group: Object) -> Object:

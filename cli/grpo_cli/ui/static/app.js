@@ -54,7 +54,7 @@ function show() {
   $("banners").replaceChildren(...banners(state));
   showPhase(state);
   $("tab-memory").hidden = !state.gpus;
-  showEvents($("events"), state.job, state.logs ?? []);
+  showEvents($("events"), state.job, state.logs ?? {});
   const view = current();
   for (const name of VIEWS) {
     $(name).hidden = name !== view;

@@ -169,8 +169,8 @@ function podTable(job) {
 }
 
 export function showEvents(host, job, logs) {
-  $("tab-events").hidden = !job && !logs.length;
-  if (logs.length && !readLogs.length) readKeptLogs();
+  $("tab-events").hidden = !job && !Object.keys(logs).length;
+  readKeptLogs(JSON.stringify(logs));
   const kept = readLogs.map(([pod, text]) =>
     h("article", { class: "card wide" }, h("h3", {}, h("span", {}, `end of the log of ${pod}`)), h("pre", {}, text)),
   );
@@ -201,10 +201,12 @@ export function showEvents(host, job, logs) {
 }
 
 let readLogs = [];
+let readSums = "{}";
 
-async function readKeptLogs() {
+async function readKeptLogs(sums) {
+  if (sums === readSums) return;
   const answer = await fetch("/api/logs");
-  if (answer.ok) readLogs = Object.entries(await answer.json());
+  if (answer.ok) [readSums, readLogs] = [sums, Object.entries(await answer.json())];
 }
 
 const ago = (moment) => (moment ? `${duration((Date.now() - Date.parse(moment)) / 1000)} ago` : "");
