@@ -74,7 +74,9 @@ def ours(
     def micro(completions: list[int]) -> None:
         batch = micro_batch([sample(length) for length in completions]).to(policy.device)
         policy.deepspeed_engine.set_gradient_accumulation_boundary(False)
-        policy._backward(batch, LossScale(num_sequences=len(completions), num_tokens=sum(completions)), StepSums())
+        policy.passes.backward(
+            batch, LossScale(num_sequences=len(completions), num_tokens=sum(completions)), StepSums()
+        )
         if device == "cuda":
             torch.cuda.synchronize()
 

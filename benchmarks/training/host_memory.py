@@ -74,7 +74,8 @@ def run_rank(model: str, folder: str, stage: str) -> None:
 
     from benchmarks.common.runs import versions
     from grpo_spec.trainer import TrainerConfig
-    from grpo_workload.policy.step import policy as policy_module
+    from grpo_workload.policy.step import setup
+    from grpo_workload.policy.step.policy import Policy
     from grpo_workload.storage.checkpoint_content import TrainerState
     from grpo_workload.storage.checkpoints import Checkpoints
     from grpo_workload.weights import export
@@ -85,7 +86,7 @@ def run_rank(model: str, folder: str, stage: str) -> None:
         "rewards": [{"name": "unused", "stopped": {}}],
         "parallelism": {"zeroStage": int(stage)},
     }
-    load: Any = vars(policy_module)["load_model"]
+    load: Any = vars(setup)["load_model"]
     found: dict[str, int] = {}
 
     def load_model(*args: Any) -> Any:
@@ -95,10 +96,10 @@ def run_rank(model: str, folder: str, stage: str) -> None:
         found.update(loading=grown["RssAnon"], mapped=grown["RssFile"], held=resident("RssAnon") - before)
         return loaded
 
-    vars(policy_module)["load_model"] = load_model
+    vars(setup)["load_model"] = load_model
     vars(export)["GATHER_BYTES"] = GATHER_BYTES
     config = TrainerConfig.model_validate(fields)
-    policy = policy_module.Policy(config, Device.CPU, timeout_seconds=600, pad_token_id=2)
+    policy = Policy(config, Device.CPU, timeout_seconds=600, pad_token_id=2)
     tokenizer = AutoTokenizer.from_pretrained(model)
     checkpoints = Checkpoints(Path(folder), f"stage-{stage}", keep=1, attempt=0, pod_uid="uid")
     state = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=RANKS, zero_stage=int(stage))

@@ -179,7 +179,7 @@ def our_passes(folder: Path, device: str, budget: int, kind: str) -> Passes:
         def run() -> None:
             for batch in batches:
                 policy.deepspeed_engine.set_gradient_accumulation_boundary(False)
-                policy._backward(batch.to(policy.device), made.scale, StepSums())
+                policy.passes.backward(batch.to(policy.device), made.scale, StepSums())
             if device == "cuda":
                 torch.cuda.synchronize()
 

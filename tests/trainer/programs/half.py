@@ -26,11 +26,11 @@ from deepspeed.accelerator import get_accelerator
 from results import report
 from transformers import AutoTokenizer
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import filler
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
+from support.trainer.step_settings import step_settings
 
 get_accelerator().is_fp16_supported = lambda: True
 samples = fixed_samples.samples
@@ -39,20 +39,9 @@ fixed_samples.samples = lambda step: (replace(sample, advantage=sample.advantage
 
 
 def make_config(model, name):
-    config = {
-        "model": {"path": model, "dtype": "float16"},
-        "dataset": {"path": "unused"},
-        "rewards": [{"name": "unused", "stopped": {}}],
-        "training": {
-            "perDeviceTrainBatchSize": 2,
-            "learningRate": 1e-3,
-            "weightDecay": 0.5,
-            "maxSteps": 20,
-            "importanceSamplingCorrection": "none",
-        },
-        "parallelism": {"zeroStage": int(name[0]), "coalesceGradReduction": name.endswith("+")},
-    }
-    return TrainerConfig.model_validate(config)
+    training = {"perDeviceTrainBatchSize": 2, "maxSteps": 20}
+    parallelism = {"coalesceGradReduction": name.endswith("+")}
+    return step_settings(model, "float16", name[0], training=training, parallelism=parallelism)
 
 
 def make_policy(config):

@@ -22,28 +22,22 @@ from bitsandbytes.optim.adamw import AdamW8bit
 from fixed_samples import PAD, take_step
 from results import report
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.memory.optimizer_offload import adam
 from grpo_workload.policy.step.policy import Policy
+from support.trainer.step_settings import step_settings
 
 STEPS = (0, 2, 3, 0, 2, 3)  # of `fixed_samples`: by the correction's weights, the loss changes from time to time
 
 
 def make_policy(model, plan, optimizer_dtype):
     stage, dtype, *lora = plan.split(":")
-    config = TrainerConfig.model_validate(
-        {
-            "model": {"path": model, "dtype": dtype},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {
-                "perDeviceTrainBatchSize": 4,
-                "learningRate": 1e-3,
-                "weightDecay": 0.5,
-            },
-            "parallelism": {"zeroStage": int(stage), "optimizerDtype": optimizer_dtype},
-            **({"lora": {"r": 16}} if lora else {}),
-        }
+    config = step_settings(
+        model,
+        dtype,
+        stage,
+        training={"importanceSamplingCorrection": "token_truncate"},
+        parallelism={"optimizerDtype": optimizer_dtype},
+        lora={"r": 16} if lora else None,
     )
     AcceleratorState._reset_state(reset_partial_state=True)
     return Policy(config, Device.CPU, timeout_seconds=60, pad_token_id=PAD), config

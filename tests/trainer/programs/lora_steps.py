@@ -23,11 +23,11 @@ from accelerate.state import AcceleratorState
 from fixed_samples import PAD, take_step
 from transformers import AutoTokenizer
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import join
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
+from support.trainer.step_settings import step_settings
 
 
 def parameters(policy):
@@ -48,26 +48,13 @@ def main(model, folder, beta, plans):
     for plan in plans:
         stages, _, whole = plan.partition(":")
         stage, _, bits = stages.partition("-")
-        config = TrainerConfig.model_validate(
-            {
-                "model": {"path": model, "dtype": "float32"},
-                "dataset": {"path": "unused"},
-                "rewards": [{"name": "unused", "stopped": {}}],
-                "training": {
-                    "perDeviceTrainBatchSize": 4,
-                    "learningRate": 1e-2,
-                    "weightDecay": 0.5,
-                    "beta": beta,
-                    "importanceSamplingCorrection": "none",
-                },
-                "lora": {
-                    "r": 4,
-                    "alpha": 8,
-                    "modulesToSave": whole.split(",") if whole else [],
-                    "loadIn4Bit": bool(bits),
-                },
-                "parallelism": {"zeroStage": int(stage), "gradientCheckpointing": stage != "0"},
-            }
+        config = step_settings(
+            model,
+            "float32",
+            stage,
+            training={"learningRate": 1e-2, "beta": beta},
+            parallelism={"gradientCheckpointing": stage != "0"},
+            lora={"r": 4, "alpha": 8, "modulesToSave": whole.split(",") if whole else [], "loadIn4Bit": bool(bits)},
         )
         checkpoints = Checkpoints(Path(folder), plan, keep=9, attempt=0, pod_uid="uid")
         policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)

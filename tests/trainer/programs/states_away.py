@@ -30,7 +30,6 @@ from accelerate.state import AcceleratorState
 from fixed_samples import PAD, by_rank, samples, take_step, train_on
 from transformers import AutoTokenizer
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm import token_budget
 from grpo_workload.capacity.states import num_parameters, training_footprint
 from grpo_workload.policy.memory.optimizer_offload import adam
@@ -39,26 +38,15 @@ from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.memory_trial import Room, TooLongError, longest_sample, try_memory
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
+from support.trainer.step_settings import step_settings
 
 token_budget.FIRST = 8  # what a GPU measures takes minutes on a CPU
 
 
 def make_config(model, plan, offload, **training):
     stage, dtype, optimizer_dtype = plan.split(":")
-    config = {
-        "model": {"path": model, "dtype": dtype},
-        "dataset": {"path": "unused"},
-        "rewards": [{"name": "unused", "stopped": {}}],
-        "training": {
-            "perDeviceTrainBatchSize": 4,
-            "learningRate": 1e-3,
-            "weightDecay": 0.5,
-            "importanceSamplingCorrection": "none",
-            **training,
-        },
-        "parallelism": {"zeroStage": int(stage), "offloadOptimizer": offload, "optimizerDtype": optimizer_dtype},
-    }
-    return TrainerConfig.model_validate(config)
+    parallelism = {"offloadOptimizer": offload, "optimizerDtype": optimizer_dtype}
+    return step_settings(model, dtype, stage, training=training, parallelism=parallelism)
 
 
 def make_policy(config):

@@ -76,7 +76,7 @@ def main(model, out, micro_batch_size, beta, stages):
         steps = {float(state["step"]) for state in adam(policy.deepspeed_engine).state.values() if "step" in state}
         # Weights that rounding moved would change which tokens the quantile keeps: a random model hesitates equally.
         every_token = config.training.model_copy(update={"top_entropy_quantile": 1.0})
-        policy._config = config.model_copy(update={"training": every_token})
+        policy._config = policy.passes.config = config.model_copy(update={"training": every_token})
         results[name] = {
             "metrics": metrics,
             "shares prompts": [shares_prompts(policy, step, config.training) for step in range(3)],

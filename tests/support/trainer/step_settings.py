@@ -1,0 +1,34 @@
+"""Settings of the programs that take steps on `fixed_samples`: no rows are read, and no reward is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_spec.trainer import TrainerConfig
+
+
+def step_settings(
+    model: str,
+    dtype: str,
+    stage: str | int,
+    *,
+    training: Mapping[str, Any] | None = None,
+    parallelism: Mapping[str, Any] | None = None,
+    **sections: Any,
+) -> TrainerConfig:
+    """Return settings of a few large steps under a ZeRO stage.
+
+    `training` and `parallelism` add fields to these sections, or replace theirs; `sections` are further ones.
+    """
+    large = {"perDeviceTrainBatchSize": 4, "learningRate": 1e-3, "weightDecay": 0.5}
+    return TrainerConfig.model_validate(
+        {
+            "model": {"path": model, "dtype": dtype},
+            "dataset": {"path": "unused"},
+            "rewards": [{"name": "unused", "stopped": {}}],
+            "training": {**large, "importanceSamplingCorrection": "none", **(training or {})},
+            "parallelism": {"zeroStage": int(stage), **(parallelism or {})},
+            **sections,
+        }
+    )
