@@ -132,7 +132,7 @@ async def _after_ranks(status: Status, peers: Peers, ranks: Ranks, exits: Sequen
     # which pod failed first.
     status.end(outcome, at=result.at)
     await ranks.stop(peers.timing.rank_grace)
-    if result.exit_code != ExitCode.RANK_FAILED:
+    if result.exit_code != ExitCode.RANK_FAILED or not status.place.others:
         return outcome
     await asyncio.sleep(SETTLE_SECONDS)
     if loss := await peers.earlier_failure(result.at):
