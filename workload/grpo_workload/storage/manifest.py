@@ -21,7 +21,7 @@ from grpo_workload.storage.files import sync
 FILE_NAME = "manifest.json"
 _CHUNK = 2**22  # bytes
 PART_BYTES = 2**26
-"""Bytes of a part of a file: a multiple of the chunk."""
+"""Bytes of a part of a file."""
 MOST_THREADS = 8
 """Threads that sum up parts, if there are as many processors."""
 _POLYNOMIAL = 0xEDB88320  # of CRC-32; the highest bit of a number is the constant term
@@ -50,7 +50,7 @@ def _describe_part(path: Path, start: int) -> Entry:
     size = checksum = 0
     with path.open("rb") as file:
         file.seek(start)
-        while size < PART_BYTES and (chunk := file.read(_CHUNK)):
+        while chunk := file.read(min(_CHUNK, PART_BYTES - size)):
             size += len(chunk)
             checksum = zlib.crc32(chunk, checksum)
     return Entry(size, checksum)
