@@ -94,7 +94,7 @@ async def _run_ranks(
     place = status.place
     for rank in place.ranks:
         write_phase(place.state_dir, rank, "Starting")
-    ranks = await Ranks.start(place, command)
+    ranks = Ranks.start(place, command)
     status.raised = ranks.raised
     status.enter("Loading" if place.is_master else "Running", ready=True)
     settled = asyncio.create_task(ranks.settle())
