@@ -41,6 +41,7 @@ from grpo_workload.training.resume import DATASET, EVALUATION, resume
 from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.standing import standing
 from grpo_workload.training.start_episodes import make_episodes, start_sessions
+from grpo_workload.training.trials import Trials, read_trials
 from grpo_workload.training.weight_check import WeightCheck
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,8 @@ def load(
     prompts, longest = start_prompts(contract, source, rewards, share, start.step, state_dir)
     episodes = make_episodes(config, tokenizer, sessions, [*rewards, *(evaluation.rewards if evaluation else ())])
     log.done("data")
-    policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id, log)
+    trials = read_trials(contract, run_dir)
+    policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id, trials, log)
     weight_check = WeightCheck(config, tokenizer)
     generator = start_generator(contract, rank, policy, tokenizer, start.weight_version, weight_check, episodes)
     log.done("engines")
@@ -94,6 +96,7 @@ def load(
         longest=longest,
         has_images=source.has_images,
         state_dir=state_dir,
+        trials=trials,
     )
     log.done("micro-batches")
     end_check(rewards, "dataset")
@@ -171,9 +174,9 @@ def start_trackers(contract: Contract, data_dir: Path, step: int) -> Trackers:
 
 
 def build_policy(
-    contract: Contract, rank: int, resumed: Source | None, pad_token_id: int, log: StartLog
+    contract: Contract, rank: int, resumed: Source | None, pad_token_id: int, trials: Trials, log: StartLog
 ) -> Policy:
-    """Build the policy, load the checkpoint into it, and try it; collective."""
+    """Build the policy, load the checkpoint into it, and try it unless an earlier attempt has; collective."""
     policy = Policy(
         contract.config,
         contract.device,
@@ -187,7 +190,8 @@ def build_policy(
         resumed.load(policy)
         logger.info("resuming from %s", resumed.checkpoint)
         log.done("states")
-    try_policy(policy, contract.config)
+    if trials.found is None:
+        try_policy(policy, contract.config)
     log.done("trial")
     if rank == 0:
         training = contract.config.training
