@@ -8,9 +8,9 @@ A job with one trainer rank and a vLLM server on a pod of its own, by `grpo run`
 back-off. Once it has a checkpoint, the rank is killed at a random moment of each second or third step that it takes.
 Parts of a recovery are read from the log of the trainer pod:
 
-    seen: the launcher has ended, and says so       processes: the next one has started a rank, which has loaded its programs
-    model: the checkpoint is checked and loaded, and the policy tried       engine: it has the weights, and they are checked
-    first step: the completions, of which the journal may have some, and the optimizer step
+    seen: the launcher has noticed it, and ends    processes: the next one has started a rank, with its programs loaded
+    model: the checkpoint is checked and loaded    engine: it has the weights, and they are checked
+    first step: completions, of which the journal may have some, and the optimizer step
 
 The first line is of the job's start, where the engine loads too; one for each kill follows. On GPUs, two are needed:
 the first two of CUDA_VISIBLE_DEVICES.
@@ -18,6 +18,7 @@ the first two of CUDA_VISIBLE_DEVICES.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -83,10 +84,8 @@ def main(
 
         def measure(scene: Path) -> dict[str, Any]:
             killer = Killer(scene, kills, deadline, write)
-            try:
+            with contextlib.suppress(DoneError):
                 run_job(scene, spec(folder, device), 10**6, seconds=seconds + 60, watch=killer)
-            except DoneError:
-                pass
             return {}
 
         failure = measured("kills", scratch, measure)
@@ -140,19 +139,19 @@ def is_rank(process: psutil.Process) -> bool:
     return RANK in command(process) and LAUNCHER in command(process.parent())
 
 
-def recovery(log: str, killed: float | None) -> dict[str, float] | None:
+def recovery(log: str, killed: float | None, seen: float = 0.0) -> dict[str, float] | None:
     """Return the seconds of each part of what followed a kill, by name; None before the next step is done.
 
     Args:
         log: of the trainer pod, with the lines of its rank.
         killed: when the rank was killed, in seconds since 1970; None for the start of the job.
+        seen: when that was seen, if the log does not say it.
     """
     parts: dict[str, float] = {}
-    seen = 0.0
     for line in log.splitlines():
         if (found := _LINE.search(line)) is None:
             continue
-        at = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()  # noqa: DTZ007  # of this machine's zone
+        at = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()  # of this machine's zone
         if killed is not None and at < killed:
             continue
         if "ended with RankFailed" in found[2]:

@@ -104,11 +104,11 @@ def run(
 ) -> LocalResult:
     """Run all pods in folders of `output` until the trainer pods have ended.
 
-    `variables`: by pod, what its processes get besides the variables of this process. `show` is called
-    several times a second with the progress of rank 0, once it has any, `say` with a line for people. A trainer pod that
-    fails ends the others: their launchers notice that a peer is gone, as in a cluster. Another attempt begins, or an
-    engine pod that fails begins again, where `failurePolicy` says so, else the run ends; an environment pod always
-    begins again. Both are ended when the trainer pods have ended.
+    `variables`: by pod, what its processes get besides the variables of this process. `show` is called several times
+    a second with the progress of rank 0, once it has any, `say` with a line for people. A trainer pod that fails ends
+    the others: their launchers notice that a peer is gone, as in a cluster. Another attempt, or another engine pod,
+    begins where `failurePolicy` says so, else the run ends; an environment pod always begins again. Both are ended when
+    the trainer pods have ended.
     """
     contract = local_contract(job, topology)
     output.mkdir(parents=True, exist_ok=True)

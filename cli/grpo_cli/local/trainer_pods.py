@@ -87,6 +87,4 @@ class TrainerPods:
         fresh.replace(path)  # pods of engines look at it all the time
         for member in self._contract.members:
             variables = self._variables[member.pod]
-            self.processes[member.pod] = launch(
-                "grpo_workload.trainer_pod", member.pod, path, self._output, variables
-            )
+            self.processes[member.pod] = launch("grpo_workload.trainer_pod", member.pod, path, self._output, variables)

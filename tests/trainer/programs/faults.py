@@ -31,9 +31,9 @@ from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.ranks.clock import Clock
+from grpo_workload.reporting.start_log import StartLog
 from grpo_workload.rewards.scorer import Function
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
-from grpo_workload.reporting.start_log import StartLog
 from grpo_workload.training.assemble import load
 from grpo_workload.training.rollout import roll_out
 

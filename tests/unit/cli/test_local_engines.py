@@ -49,9 +49,7 @@ class Engines:
         variables = {pod: {"PYTHONPATH": path, "NOTES": str(self._notes)} for pod in topology.pods}
         self.said: list[str] = []
         self._restarts = LocalRestarts(job)
-        self.pods = EnginePods(
-            local_contract(job, topology), folder, variables, self.said.append, self._restarts
-        )
+        self.pods = EnginePods(local_contract(job, topology), folder, variables, self.said.append, self._restarts)
 
     def go_on(self, steps: list[int]) -> bool:
         """Let each process end before each look; whether the run goes on."""

@@ -1,4 +1,4 @@
-"""`grpo run` lets another attempt begin after a rank has failed, with `restartStrategy: InPlace`, as the operator would.
+"""`grpo run` lets another attempt begin after a rank has failed, with `restartStrategy: InPlace`, as the operator does.
 
 The processes are real; in place of a launcher, each notes the contract that it finds, and ends as the test says.
 """

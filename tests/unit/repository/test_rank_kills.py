@@ -13,7 +13,7 @@ def rank_line(second: float, part: str, took: float, since: float) -> str:
 
 START = rank_line(5, "programs", 4, 4) + rank_line(15, "engines", 10, 14)
 FIRST = START + rank_line(20, "first step", 5, 19)
-KILLED = datetime(2026, 11, 28, 1, 0, 30).timestamp()  # noqa: DTZ001  # logs have the machine's own zone
+KILLED = datetime(2026, 11, 28, 1, 0, 30).timestamp()  # logs have the machine's own zone
 SEEN = "2026-11-28 01:00:31,500 INFO grpo_workload.pod.run_once: ended with RankFailed: rank 0 was killed by SIGKILL\n"
 AGAIN = rank_line(36, "programs", 3.5, 3.5) + rank_line(38, "states", 2, 5.5) + rank_line(39, "engines", 1, 6.5)
 STEP = rank_line(41, "first step", 2, 8.5)

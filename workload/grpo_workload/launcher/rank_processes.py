@@ -230,4 +230,3 @@ def added_variables(place: Place, local_rank: int, environ: Mapping[str, str]) -
     """
     seed = environ.get("PYTHONHASHSEED") or str(place.contract.config.training.seed)
     return {**place.rank_env(local_rank), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": seed}
-

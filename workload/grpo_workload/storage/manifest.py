@@ -1,8 +1,8 @@
 """`manifest.json` with every file's size and checksum, to tell a whole checkpoint from a damaged one.
 
 CRC-32 runs at the speed of the disk and finds what storage does to files: truncated, zeroed or swapped blocks. It does
-not protect against forgery. A file that was just written is in memory, which is faster than one processor sums up: so an
-attempt that begins reads parts of a file at once.
+not protect against forgery. A file that was just written is in memory, which is read faster than one processor sums up:
+so an attempt that begins reads several parts at once.
 """
 
 from __future__ import annotations

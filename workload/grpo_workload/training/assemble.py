@@ -47,9 +47,7 @@ from grpo_workload.training.weight_check import WeightCheck
 logger = logging.getLogger(__name__)
 
 
-def load(
-    contract: Contract, event_loop: asyncio.Runner, log: StartLog, *, data_dir: Path, state_dir: Path
-) -> Run:
+def load(contract: Contract, event_loop: asyncio.Runner, log: StartLog, *, data_dir: Path, state_dir: Path) -> Run:
     """Load everything; collective.
 
     Args:

@@ -1,7 +1,7 @@
 """What the trials of an attempt have found, so that later attempts of the run need not try the same again.
 
-A trial ends as it did before if all is the same that it depends on: the settings, the versions of packages, the devices.
-So what was found is kept in the run's folder, together with a digest of these.
+A trial ends as it did before if all that it depends on is the same: settings, versions of packages, devices. So what
+was found is kept in the run's folder, together with a digest of these.
 """
 
 from __future__ import annotations
