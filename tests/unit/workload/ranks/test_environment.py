@@ -1,5 +1,5 @@
-"""Which ranks use PyTorch's expandable segments, with which micro-batches of uneven sizes leave less memory unused; what no
-rank loads.
+"""Which ranks use PyTorch's expandable segments, with which micro-batches of uneven sizes leave less memory unused; and
+what no rank loads.
 """
 
 import subprocess
