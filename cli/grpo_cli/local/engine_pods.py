@@ -6,16 +6,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 
 from grpo_cli.local.pod_process import launch, outcome_of, state_folder
+from grpo_cli.local.restarts import LocalRestarts
 from grpo_operator.api.names import Role
-from grpo_operator.api.status import Failure, Restarts
-from grpo_operator.decide.failure_policy import backoff_seconds, decide
-from grpo_operator.layout.job import Job
 from grpo_spec.contract import Contract
-from grpo_spec.lenient import clip
 
 
 class EnginePods:
@@ -25,16 +21,14 @@ class EnginePods:
 
     def __init__(
         self,
-        job: Job,
         contract: Contract,
         output: Path,
         variables: Mapping[str, Mapping[str, str]],
         say: Callable[[str], object],
+        restarts: LocalRestarts,
     ) -> None:
         """Start all that are no trainer pods; their contract is in `output`. `say` gets a line for each restart."""
-        self._job, self._output, self._variables, self._say = job, output, variables, say
-        self._restarts = Restarts()
-        self._recent, self._since = 0, 0  # restarts since the last progress, and the step of the first of them
+        self._output, self._variables, self._say, self._restarts = output, variables, say, restarts
         self._due: dict[str, float] = {}  # by pod that has ended: when another begins
         trainers = {member.pod for member in contract.members}
         pods = sorted({engine.pod for engine in contract.engines} - trainers)
@@ -48,9 +42,6 @@ class EnginePods:
 
         `step`: number of steps that the run has finished.
         """
-        policy = self._job.spec.failure_policy
-        if self._recent and policy.recovery_steps and step >= self._since + policy.recovery_steps:
-            self._recent, self._restarts = 0, Restarts(total=self._restarts.total)
         for pod, process in self.processes.items():
             if process.poll() is None:
                 continue
@@ -63,31 +54,15 @@ class EnginePods:
 
     def _settle(self, pod: str, returncode: int, step: int) -> None:
         """Decide, as the operator does, whether another begins, and when."""
-        policy, ended, earlier = (
-            self._job.spec.failure_policy,
-            outcome_of(self._output, pod, returncode),
-            self._restarts,
-        )
-        failure = Failure(
-            pod=pod,
-            role=Role.GENERATION,
-            exit_code=ended.exit_code,
-            reason=ended.reason,
-            message=clip(ended.message, 4096),
-            time=datetime.now(UTC),
-        )
-        decision = decide(policy, failure, earlier)
-        if decision.action != "RestartGeneration":
+        ended = outcome_of(self._output, pod, returncode)
+        answer = self._restarts.after(pod, Role.GENERATION, ended, step)
+        if answer.decision.action != "RestartGeneration":
             self.failed.add(pod)
-            self._say(f"no other {pod} begins: {decision.why}")
+            self._say(f"no other {pod} begins: {answer.decision.why}")
             return
-        wait = backoff_seconds(policy, self._recent, self._job.uid, earlier.total)
-        self._due[pod] = time.monotonic() + wait
-        self._since = self._since if self._recent else step
-        self._recent += 1
-        self._restarts = Restarts(total=earlier.total + 1, counted=earlier.counted + decision.counted)
+        self._due[pod] = time.monotonic() + answer.wait
         first = ended.message.partition("\n")[0]
-        self._say(f"{pod}: {ended.reason}: {first}; another begins in {wait} s")
+        self._say(f"{pod}: {ended.reason}: {first}; another begins in {answer.wait} s")
 
     def _launch(self, pod: str) -> subprocess.Popen[bytes]:
         state = state_folder(self._output, pod)

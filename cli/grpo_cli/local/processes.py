@@ -16,13 +16,18 @@ from pathlib import Path
 
 from grpo_cli.local.engine_pods import EnginePods
 from grpo_cli.local.environment_pods import EnvironmentPods
-from grpo_cli.local.pod_process import launch, outcome_of, state_folder
+from grpo_cli.local.pod_process import outcome_of, state_folder
+from grpo_cli.local.restarts import LocalRestarts
+from grpo_cli.local.trainer_pods import TrainerPods
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.topology import Topology
 from grpo_spec.contract import Contract, Engine, Member
 from grpo_spec.reports import Outcome, Progress
 from grpo_workload.reporting.progress_files import read_progress
+
+POLL_SECONDS = 0.2
+"""Seconds between two looks at the pods."""
 
 PORTS = range(20_000, 32_768)
 """Ports below those that Linux assigns to connections (net.ipv4.ip_local_port_range)."""
@@ -99,46 +104,43 @@ def run(
 ) -> LocalResult:
     """Run all pods in folders of `output` until the trainer pods have ended.
 
-    `variables`: by pod, what its processes get besides the variables of this process. `show` is called
-    every second with the progress of rank 0, once it has any, `say` with a line for people. A trainer pod that fails
-    ends the others: their launchers notice that a peer is gone, as in a cluster. An engine pod that fails ends the run,
-    or begins again where `failurePolicy` says so; an environment pod always does. Both are ended when the trainer pods
-    have ended.
+    `variables`: by pod, what its processes get besides the variables of this process. `show` is called several times
+    a second with the progress of rank 0, once it has any, `say` with a line for people. A trainer pod that fails ends
+    the others: their launchers notice that a peer is gone, as in a cluster. Another attempt, or another engine pod,
+    begins where `failurePolicy` says so, else the run ends; an environment pod always begins again. Both are ended when
+    the trainer pods have ended.
     """
     contract = local_contract(job, topology)
     output.mkdir(parents=True, exist_ok=True)
-    path = output / "contract.json"
-    path.write_text(contract.model_dump_json(by_alias=True, exclude_none=True, indent=1))
-    trainers = {
-        member.pod: launch("grpo_workload.trainer_pod", member.pod, path, output, variables[member.pod])
-        for member in contract.members
-    }
-    engines = EnginePods(job, contract, output, variables, say)
+    restarts = LocalRestarts(job)
+    trainers = TrainerPods(job, contract, output, variables, say, restarts)
+    engines = EnginePods(contract, output, variables, say, restarts)
     environments = EnvironmentPods(job, topology, contract, output, variables)
 
     def report() -> int:
         """Show the progress; return the number of steps."""
         if progress := read_progress(state_folder(output, contract.master.pod)):
             show(progress)
-        return progress.step if progress else 0
+        step = progress.step if progress else 0
+        restarts.forget_after_progress(step)
+        return step
 
     # Exits through `finally`: no pod outlives this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        while engines.goes_on(report()) and any(one.poll() is None for one in trainers.values()):
+        while engines.goes_on(step := report()) and trainers.goes_on(step):
             environments.restart()
-            time.sleep(1)
+            time.sleep(POLL_SECONDS)
     finally:
-        started = [*trainers.values(), *engines.processes.values(), *environments.processes.values()]
+        started = [*trainers.processes.values(), *engines.processes.values(), *environments.processes.values()]
         for process in started:
             if process.poll() is None:
                 process.terminate()
         for process in started:
             process.wait()
     report()
-    counted = {pod: engines.processes[pod] for pod in sorted(engines.failed)} | trainers
-    outcomes = {pod: outcome_of(output, pod, process.returncode) for pod, process in counted.items()}
-    return LocalResult(outcomes=outcomes, run_folder=output / "data" / job.ref.run)
+    failed = {pod: outcome_of(output, pod, engines.processes[pod].returncode) for pod in sorted(engines.failed)}
+    return LocalResult(outcomes=failed | trainers.outcomes(), run_folder=output / "data" / job.ref.run)
 
 
 def free_ports(count: int) -> list[int]:

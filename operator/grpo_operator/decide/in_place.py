@@ -55,7 +55,7 @@ def _loss(member: MemberStatus, observed: Observed) -> str | None:
 def is_ready(job: Job, status: GRPOJobStatus, observed: Observed) -> bool:
     """Whether all pods wait for the next attempt: trainers have ended, and of all that ended it is known in which one.
 
-    Engines may run: they end when the next attempt begins.
+    Engines may run: they go on when the next attempt begins.
     """
     if find_loss(status, observed) is not None or not _same_quota(job, status):
         return False

@@ -33,14 +33,21 @@ def named_if_repeated(failure: Failure, status: GRPOJobStatus) -> Failure:
     the same step.
     """
     failure, last = edit(failure, step=step_of_attempt(status)), status.last_failure
-    if last is None or last.attempt != failure.attempt - 1 or last.step != failure.step:
-        return failure
-    if status.recent_restarts is None or (status.running_time is not None and not _has_reported(status)):
-        return failure  # it made progress since, or nobody knows at which step it failed
+    if last is None or status.recent_restarts is None:
+        return failure  # it made progress since
+    if status.running_time is not None and not _has_reported(status):
+        return failure  # nobody knows at which step it failed
+    return edit(failure, reason=Reason.REPEATED_FAILURE) if is_repeated(failure, last) else failure
+
+
+def is_repeated(failure: Failure, last: Failure) -> bool:
+    """Whether a rank has raised what one raised in the attempt before, which ended with `last`, at the same step."""
+    if last.attempt != failure.attempt - 1 or last.step != failure.step:
+        return False
     if failure.reason != Reason.RANK_FAILED or last.reason not in _OF_A_RANK:
-        return failure
+        return False
     said = _exception(failure.message)
-    return edit(failure, reason=Reason.REPEATED_FAILURE) if said and said == _exception(last.message) else failure
+    return said is not None and said == _exception(last.message)
 
 
 def step_of_attempt(status: GRPOJobStatus) -> int:

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.errors import EngineError, RefusedError
-from grpo_workload.generation.servers.http_client import ATTEMPTS, EngineClient
+from grpo_workload.generation.servers.http_client import ATTEMPTS, EngineClient, PauseMode
 from grpo_workload.generation.servers.waiting import settle
 from support.trainer.launchers import free_ports
 
@@ -157,8 +157,8 @@ async def test_abandoning_an_update_is_tried_again_after_failures(times: int, ca
     assert handler.calls == calls
 
 
-@pytest.mark.parametrize(("keep", "asked"), [(False, ("wait", "true")), (True, ("keep", "false"))])
-async def test_a_pause_drops_what_is_cached_unless_requests_go_on(keep: bool, asked: tuple[str, str]) -> None:
+@pytest.mark.parametrize(("mode", "clears"), [("wait", "true"), ("abort", "true"), ("keep", "false")])
+async def test_a_pause_drops_what_is_cached_unless_requests_go_on(mode: PauseMode, clears: str) -> None:
     found: list[tuple[str, str]] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -166,8 +166,23 @@ async def test_a_pause_drops_what_is_cached_unless_requests_go_on(keep: bool, as
         return web.json_response({})
 
     async with client_of("/pause", handle) as client:
-        await client.pause(keep=keep)
-    assert found == [asked]
+        await client.pause(mode)
+    assert found == [(mode, clears)]
+
+
+@pytest.mark.parametrize(("version", "goes_on"), [("default", False), ("3", True), ("0", True), ("abandoned", True)])
+async def test_requests_and_updates_of_an_earlier_attempt_end_where_an_engine_goes_on(
+    version: str, goes_on: bool
+) -> None:
+    steps: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        steps.append(request.match_info["step"] + request.query.get("mode", ""))
+        return web.json_response({"weight_version": version})
+
+    async with client_of("/{step}", handle) as client:
+        await client.forget_attempt()
+    assert steps == ["weight_info"] + ["pauseabort", "start_weight_update", "finish_weight_update"] * goes_on
 
 
 async def test_an_engine_inside_an_update_finishes_it_before_the_next() -> None:

@@ -307,10 +307,18 @@ def test_a_weight_that_changes_on_its_way_is_refused_by_engine_and_name(
 
 
 # The last test of this file: it kills an engine.
-def test_a_killed_engine_is_named_on_every_rank(
+def test_engines_go_on_into_a_later_attempt_and_a_killed_one_is_named_on_every_rank(
     generator: ServerGenerator, engines: Engines, start_ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
     generator.close()  # its watch would end the pytest process
+    servers = {engine.name: engines.server(engine) for engine in engines.contract.engines}
+    (fresh := engines.folder / "fresh.json").write_text(
+        engines.contract.model_copy(update={"attempt": 1}).model_dump_json(by_alias=True)
+    )
+    fresh.replace(engines.folder / "contract.json")
+    for engine in engines.contract.engines:
+        eventually(lambda engine=engine: "attempt 1: engines go on" in engines.log(engine).read_text(), engine.name)
+        assert engines.server(engine) == servers[engine.name]
     (tmp_path / "contract.json").write_text(with_ranks(engines.contract, 2).model_dump_json(by_alias=True))
     ranks = start_ranks([str(PROGRAMS / "server_ranks.py"), str(tmp_path)], 2, "ranks")
     results = [tmp_path / f"rank-{rank}.json" for rank in range(2)]
@@ -336,4 +344,4 @@ def test_a_killed_engine_is_named_on_every_rank(
     outcome = Outcome.model_validate_json(engines.termination_log(killed).read_text())
     assert (outcome.reason, outcome.pod_uid) == ("EngineDied", "uid-of-engine-1")
     assert "engine engine-1 was killed by SIGKILL" in outcome.message
-    assert json.loads((engines.folder / killed.pod / "attempt-0" / "result.json").read_text())["reason"] == "EngineDied"
+    assert json.loads((engines.folder / killed.pod / "attempt-1" / "result.json").read_text())["reason"] == "EngineDied"

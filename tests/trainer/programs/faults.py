@@ -31,6 +31,7 @@ from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.overlong import prompt_limit
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.ranks.clock import Clock
+from grpo_workload.reporting.start_log import StartLog
 from grpo_workload.rewards.scorer import Function
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
 from grpo_workload.training.assemble import load
@@ -84,6 +85,7 @@ class Attempts:
         self.run = load(
             Contract.model_validate(contract),
             asyncio.Runner(),
+            StartLog(0),
             data_dir=data,
             state_dir=Path(os.environ["GRPO_STATE_DIR"]),
         )

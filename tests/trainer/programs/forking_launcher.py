@@ -7,11 +7,11 @@ import json
 import sys
 
 from forks import ForkedPython
-from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+from grpo_workload.launcher import rank_processes
 from grpo_workload.launcher.launch import exit_now, main
 from grpo_workload.launcher.peers import Timing
 
 _, script, timing = sys.argv
-subprocess_handler.Popen = ForkedPython
+rank_processes.Popen = ForkedPython
 exit_now(main([sys.executable, script], Timing(**json.loads(timing))))

@@ -14,6 +14,7 @@ import pytest
 
 from grpo_cli.local.engine_pods import EnginePods
 from grpo_cli.local.processes import local_contract
+from grpo_cli.local.restarts import LocalRestarts
 from support.control_plane.jobs import world
 
 KILLED = "state.joinpath('termination-log').touch()\n    os.kill(os.getpid(), 9)"
@@ -47,7 +48,8 @@ class Engines:
         )
         variables = {pod: {"PYTHONPATH": path, "NOTES": str(self._notes)} for pod in topology.pods}
         self.said: list[str] = []
-        self.pods = EnginePods(job, local_contract(job, topology), folder, variables, self.said.append)
+        self._restarts = LocalRestarts(job)
+        self.pods = EnginePods(local_contract(job, topology), folder, variables, self.said.append, self._restarts)
 
     def go_on(self, steps: list[int]) -> bool:
         """Let each process end before each look; whether the run goes on."""
@@ -55,6 +57,7 @@ class Engines:
         for step in steps:
             for process in self.pods.processes.values():
                 process.wait(30)
+            self._restarts.forget_after_progress(step)
             goes_on = self.pods.goes_on(step)
         return goes_on
 

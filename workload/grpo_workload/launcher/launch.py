@@ -94,7 +94,7 @@ async def _run_ranks(
     place = status.place
     for rank in place.ranks:
         write_phase(place.state_dir, rank, "Starting")
-    ranks = await Ranks.start(place, command)
+    ranks = Ranks.start(place, command)
     status.raised = ranks.raised
     status.enter("Loading" if place.is_master else "Running", ready=True)
     settled = asyncio.create_task(ranks.settle())
@@ -132,7 +132,7 @@ async def _after_ranks(status: Status, peers: Peers, ranks: Ranks, exits: Sequen
     # which pod failed first.
     status.end(outcome, at=result.at)
     await ranks.stop(peers.timing.rank_grace)
-    if result.exit_code != ExitCode.RANK_FAILED:
+    if result.exit_code != ExitCode.RANK_FAILED or not status.place.others:
         return outcome
     await asyncio.sleep(SETTLE_SECONDS)
     if loss := await peers.earlier_failure(result.at):

@@ -1,6 +1,7 @@
 """The rank processes of one pod: starts, signals and stops them together, and sums up how they ended.
 
-Uses the layer below torch's elastic agent, because the agent itself needs the same number of ranks on every node.
+Not by torch's elastic agent, which needs the same number of ranks on every node, nor by the layer below it: to import
+torch would take longer than all else that a launcher does before its ranks begin.
 """
 
 from __future__ import annotations
@@ -8,24 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
-import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from subprocess import Popen, TimeoutExpired
 
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode
 from grpo_workload.launcher.place import Place
+from grpo_workload.launcher.rank_logs import LogCopies
 from grpo_workload.reporting.progress_files import read_phase
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing import PContext
 
 CLEAN_EXITS = (ExitCode.DONE, ExitCode.STOPPED)
 EXPLAINED: dict[int, tuple[ExitCode, Reason]] = {
@@ -38,6 +36,7 @@ EXPLAINED: dict[int, tuple[ExitCode, Reason]] = {
 """Exit codes of ranks whose message says what happened and what to do: no traceback is needed. With each, the exit code
 and the reason of the pod."""
 SETTLE_SECONDS = 0.5  # time within which ranks that share a collective fail together
+KILL_SECONDS = 30  # for the kernel to end a killed process: it may wait for a device
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
 
@@ -128,27 +127,31 @@ def end_of(log: Path, num_bytes: int) -> list[str]:
 class Ranks:
     """The running ranks. Blocking calls run in its own threads, so that the event loop can always answer peers."""
 
-    def __init__(self, place: Place, processes: PContext, log_dir: Path) -> None:
-        self._place = place
-        self._processes = processes
-        self._log_dir = log_dir
+    def __init__(self, place: Place, popen: Mapping[int, Popen[bytes]], copies: LogCopies, log_dir: Path) -> None:
+        """`popen`: processes by local rank."""
+        self._place, self._popen, self._copies, self._log_dir = place, popen, copies, log_dir
         self._asked = False
-        self._popen: dict[int, subprocess.Popen[bytes]] = {
-            local_rank: one.proc for local_rank, one in processes.subprocess_handlers.items()
-        }
         self._threads = ThreadPoolExecutor(max_workers=place.member.gpus + 1, thread_name_prefix="ranks")
 
     @classmethod
-    async def start(cls, place: Place, command: Sequence[str]) -> Ranks:
-        """Start one process per rank with torchrun's variables.
+    def start(cls, place: Place, command: Sequence[str]) -> Ranks:
+        """Start one process per rank with torchrun's variables, each in a session of its own.
 
-        Output goes to files in the state folder and, prefixed with the rank, to stdout.
+        Output goes to files in the state folder and, prefixed with the rank, to stdout and stderr.
         """
-        log_dir = log_dir_of(place)
+        log_dir, copies, popen = log_dir_of(place), LogCopies(), dict[int, Popen[bytes]]()
         log_dir.mkdir(parents=True, exist_ok=True)
-        # In a thread: in the main thread, torch would replace the launcher's signal handlers with its own.
-        processes = await asyncio.to_thread(_start_processes, place, list(command), log_dir)
-        return cls(place, processes, log_dir)
+        for local_rank, rank in enumerate(place.ranks):
+            out, err, error = (log_dir / f"rank-{rank}.{kind}" for kind in ("stdout.log", "stderr.log", "error.json"))
+            error.unlink(missing_ok=True)
+            variables = added_variables(place, local_rank, os.environ) | {"TORCHELASTIC_ERROR_FILE": str(error)}
+            with out.open("w") as stdout, err.open("w") as stderr:
+                popen[local_rank] = Popen(
+                    list(command), env=os.environ | variables, stdout=stdout, stderr=stderr, start_new_session=True
+                )
+            copies.begin(out, f"[rank {rank}] ", sys.stdout)
+            copies.begin(err, f"[rank {rank}] ", sys.stderr)
+        return cls(place, popen, copies, log_dir)
 
     async def settle(self) -> list[RankExit]:
         """Wait until all ranks have ended or one has failed. Returns the exits until then and shortly after."""
@@ -201,15 +204,22 @@ class Ranks:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._stop, grace)
 
     def _stop(self, grace: float) -> None:
-        closed = False
-        while not closed:
-            # torch signals ranks that it saw alive; the thread that waits for a rank may have reaped it since.
-            with contextlib.suppress(ProcessLookupError):
-                self._processes.close(signal.SIGTERM, timeout=grace)
-                closed = True
+        self._signal(signal.SIGTERM, [process for process in self._popen.values() if process.poll() is None])
+        self._await(grace)
+        self._signal(signal.SIGKILL, self._popen.values())
+        self._await(KILL_SECONDS)
+        self._copies.finish()
+
+    def _signal(self, number: int, processes: Iterable[Popen[bytes]]) -> None:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):  # neither it nor a child of it is left
+                os.killpg(process.pid, number)
+
+    def _await(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
         for process in self._popen.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
 
 
 def added_variables(place: Place, local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
@@ -220,36 +230,3 @@ def added_variables(place: Place, local_rank: int, environ: Mapping[str, str]) -
     """
     seed = environ.get("PYTHONHASHSEED") or str(place.contract.config.training.seed)
     return {**place.rank_env(local_rank), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": seed}
-
-
-def _start_processes(place: Place, command: list[str], log_dir: Path) -> Any:
-    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std, start_processes
-
-    class RankLogs(LogsSpecs):  # type: ignore[misc]  # torch.distributed.elastic is untyped
-        """Names log files by global rank; torch's default has a random folder and the local rank."""
-
-        @property
-        def root_log_dir(self) -> str:
-            return str(log_dir)
-
-        def reify(self, envs: dict[int, dict[str, str]]) -> Any:
-            def files(kind: str) -> dict[int, str]:
-                return {local_rank: str(log_dir / f"rank-{env['RANK']}.{kind}") for local_rank, env in envs.items()}
-
-            for local_rank, path in files("error.json").items():
-                envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = path
-                Path(path).unlink(missing_ok=True)
-            out, err = files("stdout.log"), files("stderr.log")
-            return LogsDest(stdouts=out, stderrs=err, tee_stdouts=out, tee_stderrs=err, error_files=files("error.json"))
-
-    # Silences torch's warning that it could not install its signal handlers: the launcher has its own.
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
-    local_ranks = range(place.member.gpus)
-    return start_processes(
-        name="rank",
-        entrypoint=command[0],
-        args={local_rank: tuple(command[1:]) for local_rank in local_ranks},
-        envs={local_rank: added_variables(place, local_rank, os.environ) for local_rank in local_ranks},
-        logs_specs=RankLogs(log_dir=str(log_dir), redirects=Std.ALL, tee=Std.ALL),
-        log_line_prefixes={local_rank: f"[rank {place.ranks[local_rank]}] " for local_rank in local_ranks},
-    )

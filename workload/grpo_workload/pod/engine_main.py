@@ -1,7 +1,7 @@
 """The work of an engine pod: start its vLLM servers, watch them, and leave one outcome.
 
-A restarted vLLM server would sample from the initial weights, so a pod runs engines once in an attempt and then holds
-(`run_once`).
+A restarted vLLM server would sample from the initial weights, so a pod starts engines once in an attempt and then holds
+(`run_once`). Engines that run go on when a later attempt begins in the pod.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.pod.contract_file import ContractError, ThisPod
 from grpo_workload.pod.device_check import check_devices
-from grpo_workload.pod.engines import running_engines
+from grpo_workload.pod.engines import PodEngines
 from grpo_workload.pod.run_once import make_outcome, read_or_refuse, run_once
 from grpo_workload.pod.versions import check_versions
 
@@ -41,28 +41,35 @@ class EnginePod(ThisPod):
         return [engine for engine in self.contract.engines if engine.pod == self.pod]
 
 
-async def run_engines(pod: EnginePod, stop: asyncio.Event) -> Outcome:
-    """Run this pod's engines until one of them ends or `stop` is set."""
-    stopped = asyncio.create_task(stop.wait())
+async def run_engines(pod: EnginePod, engines: PodEngines, stop: asyncio.Event) -> Outcome:
+    """Run this pod's engines until one of them ends or `stop` is set. They still run when this returns."""
+    stopped, first_exit = asyncio.create_task(stop.wait()), None
     try:
         check_versions(pod.contract)
         await check_devices(pod.contract, pod.pod)
-        async with running_engines(pod.contract, pod.engines) as first_exit:
-            await asyncio.wait({first_exit, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if first_exit.done():
-                message = f"pod {pod.pod}: {first_exit.result()}"
-                return make_outcome(pod, ExitCode.RANK_FAILED, Reason.ENGINE_DIED, message)
-            return make_outcome(pod, ExitCode.STOPPED, Reason.STOPPED, f"pod {pod.pod} and its engines were stopped")
+        first_exit = await engines.begin(pod.contract, pod.engines)
+        await asyncio.wait({first_exit, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if first_exit.done():
+            message = f"pod {pod.pod}: {first_exit.result()}"
+            return make_outcome(pod, ExitCode.RANK_FAILED, Reason.ENGINE_DIED, message)
+        return make_outcome(pod, ExitCode.STOPPED, Reason.STOPPED, f"pod {pod.pod} and its engines were stopped")
     except ConfigError as error:
         return make_outcome(pod, ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR, str(error))
     finally:
         stopped.cancel()
+        if first_exit is not None:
+            first_exit.cancel()
 
 
 def main() -> int:
     """Run the engine pod that the environment describes, or hold if it has run before. Returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    while (pod := read_or_refuse(EnginePod, os.environ)) is not None:
-        if (outcome := asyncio.run(run_once(pod, partial(run_engines, pod)))) is not None:
-            return outcome.exit_code
+    engines = PodEngines()
+    with asyncio.Runner() as runner:
+        try:
+            while (pod := read_or_refuse(EnginePod, os.environ)) is not None:
+                if (outcome := runner.run(run_once(pod, partial(run_engines, pod, engines)))) is not None:
+                    return outcome.exit_code
+        finally:
+            runner.run(engines.stop())
     return ExitCode.CONFIG_ERROR

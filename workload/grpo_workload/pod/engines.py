@@ -1,9 +1,14 @@
-"""vLLM servers as processes of an engine pod, or of a trainer pod that also runs ranks."""
+"""vLLM servers as processes of an engine pod, or of a trainer pod that also runs ranks.
+
+Those of an engine pod go on when a later attempt begins in it: they have loaded the model and compiled what they run,
+and the attempt pushes all weights to them anyway.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -12,13 +17,18 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+import aiohttp
+
 from grpo_spec.contract import Contract, Engine
 from grpo_workload.pod.empty_adapter import empty_adapter_folder, write_empty_adapter
 from grpo_workload.pod.vllm_command import engine_command
 
+logger = logging.getLogger(__name__)
+
 TAIL_LINES = 30
 LINE_BYTES = 2**20
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+ANSWER_SECONDS = 10.0  # for an engine that is to go on: it may first have to give up a push whose sender is gone
 # The last line of a traceback, bare or logged. The end of the log is not enough: when a worker fails, the server itself
 # only says "see root cause above".
 _EXCEPTION = re.compile(r"(?:^|\] )([\w.]+(?:Error|Exception): .*)$")
@@ -67,6 +77,22 @@ class EngineProcess:
         first = f"; its first error is {self._first_error}" if self._first_error else ""
         return f"engine {self.engine.name} {how}{hint}{first}; the end of its log is\n" + "\n".join(self._tail)
 
+    async def can_go_on(self) -> bool:
+        """Whether the engine's core answers, and its last update of weights came to its end.
+
+        One that hangs does not answer. One that an attempt could push nothing to is better started again.
+        """
+        if self._process.returncode is not None:
+            return False
+        url, timeout = f"http://127.0.0.1:{self.engine.port}/weight_info", aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+                version = (await response.json())["weight_version"] if response.ok else None
+        except (aiohttp.ClientError, TimeoutError) as error:
+            logger.info("engine %s does not answer: %r", self.engine.name, error)
+            return False
+        return str(version).isdecimal()
+
     async def stop(self, grace: float = GRACE) -> None:
         """Stop the server and all its workers: SIGTERM first, SIGKILL after `grace` seconds."""
         if self._process.returncode is None:
@@ -97,34 +123,66 @@ class EngineProcess:
             return f"[part of a line over {LINE_BYTES} bytes was left out]\n"
 
 
+class PodEngines:
+    """The engines of a pod, which may go on from one attempt to the next."""
+
+    def __init__(self) -> None:
+        self._processes: list[EngineProcess] = []
+        self._made_for: object = None  # what they were started with
+
+    async def begin(self, contract: Contract, engines: Sequence[Engine]) -> asyncio.Task[str]:
+        """Start the engines, unless the same ones run already and can go on; then they do.
+
+        Returns a task that ends when the first engine ends, and says what happened. Raises ConfigError as
+        `engine_command` does, before any engine is started.
+        """
+        wanted = (contract.config, contract.device, tuple(engines))
+        if wanted == self._made_for and await self._can_go_on():
+            logger.info("attempt %d: engines go on, with what they have loaded and compiled", contract.attempt)
+        else:
+            await self.stop()
+            await self._start(contract, engines)
+            self._made_for = wanted
+        return asyncio.create_task(_first_exit(self._processes))
+
+    async def stop(self) -> None:
+        """Stop all engines; does nothing if none runs."""
+        processes, self._processes = self._processes, []
+        await asyncio.gather(*(process.stop() for process in processes))
+
+    async def _can_go_on(self) -> bool:
+        return bool(self._processes) and all(await asyncio.gather(*(one.can_go_on() for one in self._processes)))
+
+    async def _start(self, contract: Contract, engines: Sequence[Engine]) -> None:
+        if contract.config.pushes_adapters:
+            write_empty_adapter(empty_adapter_folder())
+        commands = [(engine, *engine_command(contract, engine)) for engine in engines]
+        for engine, command, environ in commands:
+            self._processes.append(await EngineProcess.start(engine, command, environ))
+
+
 @asynccontextmanager
 async def running_engines(contract: Contract, engines: Sequence[Engine]) -> AsyncIterator[asyncio.Task[str]]:
     """Run engines as processes of this pod while the context is open.
 
-    Yields a task that ends when the first engine ends, and says what happened. Raises ConfigError as `engine_command`
-    does, before any engine is started.
+    Yields the task of `PodEngines.begin`, which also says what it raises.
     """
-    if contract.config.pushes_adapters:
-        write_empty_adapter(empty_adapter_folder())
-    commands = [(engine, *engine_command(contract, engine)) for engine in engines]
-    processes: list[EngineProcess] = []
-    first_exit: asyncio.Task[str] | None = None
+    own, first_exit = PodEngines(), None
     try:
-        for engine, command, environ in commands:
-            processes.append(await EngineProcess.start(engine, command, environ))
-        first_exit = asyncio.create_task(_first_exit(processes))
-        yield first_exit
+        yield (first_exit := await own.begin(contract, engines))
     finally:
         if first_exit is not None:
             first_exit.cancel()
-        await asyncio.gather(*(process.stop() for process in processes))
+        await own.stop()
 
 
 async def _first_exit(processes: Sequence[EngineProcess]) -> str:
     if not processes:
         await asyncio.Event().wait()  # a pod without engines never loses one
     exits = [asyncio.create_task(process.wait()) for process in processes]
-    done, rest = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
-    for one in rest:
-        one.cancel()
-    return done.pop().result()
+    try:
+        done, _ = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for one in exits:
+            one.cancel()

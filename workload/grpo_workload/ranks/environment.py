@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import MutableMapping
+from types import ModuleType
 
 from grpo_spec.contract import Device
 
@@ -40,10 +41,19 @@ def prepare(device: Device, environ: MutableMapping[str, str], *, is_engine_spli
         environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
 
 
+MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
+"""A module of which DeepSpeed wants a class, to ask whether an optimizer is one, which it never is here. To import it
+loads torch's compiler, which takes a second.
+"""
+
+
 def hide() -> None:
-    """Let no library import the modules in `HIDDEN`."""
+    """Let no library import the modules in `HIDDEN`, nor `MUON`."""
     for module in HIDDEN:
         sys.modules.setdefault(module, None)  # type: ignore[arg-type]
+    sys.modules.setdefault(MUON, ModuleType(MUON)).__dict__.setdefault(
+        "MuonWithAuxAdam", type("MuonWithAuxAdam", (), {})
+    )
 
 
 def show(module: str) -> None:

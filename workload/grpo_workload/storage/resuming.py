@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.utils.serialization import config
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.policy.step.policy import Policy
@@ -42,7 +43,9 @@ class Source:
 
     def load(self, policy: Policy) -> None:
         """Load the saved state into `policy`, which was built with `load_universal=is_universal`; collective."""
-        with policy.converted_arrives() if self.is_universal else policy.with_states():
+        # Files are mapped where all goes to a GPU: it is not copied in host memory before.
+        maps = config.patch("load.mmap", policy.trains_on_gpu and not self.is_universal)
+        with maps, policy.converted_arrives() if self.is_universal else policy.with_states():
             folder, _ = policy.deepspeed_engine.load_checkpoint(
                 str(self.folder.parent), tag=self.folder.name, custom_load_fn=load_trained
             )

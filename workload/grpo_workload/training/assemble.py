@@ -26,6 +26,7 @@ from grpo_workload.ranks.pulse import Pulse, open_store
 from grpo_workload.reporting.gpu_monitor import open_monitor
 from grpo_workload.reporting.progress_files import write_beat
 from grpo_workload.reporting.run_report import RankReport, Report, RunReport
+from grpo_workload.reporting.start_log import StartLog
 from grpo_workload.reporting.trackers import Trackers
 from grpo_workload.rewards.scoring import end_check
 from grpo_workload.storage.checkpoints import Checkpoints
@@ -40,17 +41,19 @@ from grpo_workload.training.resume import DATASET, EVALUATION, resume
 from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.standing import standing
 from grpo_workload.training.start_episodes import make_episodes, start_sessions
+from grpo_workload.training.trials import Trials, read_trials
 from grpo_workload.training.weight_check import WeightCheck
 
 logger = logging.getLogger(__name__)
 
 
-def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, state_dir: Path) -> Run:
+def load(contract: Contract, event_loop: asyncio.Runner, log: StartLog, *, data_dir: Path, state_dir: Path) -> Run:
     """Load everything; collective.
 
     Args:
         contract: the job.
         event_loop: runs async rewards; the caller keeps it open.
+        log: gets a line for each part.
         data_dir: storage that all ranks share, with a folder per run.
         state_dir: the pod's own folder, which the launcher reads.
 
@@ -65,6 +68,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     export = contract.config.storage.export
     exports = Exports(data_dir, contract.job.run, export, checkpoints.fence) if export else None
     contract, resumed, start = resume(contract, checkpoints, rank, world_size)
+    log.done("checkpoint")
     config = contract.config
     check_model(contract, rank)
     sessions = start_sessions(contract, rank, state_dir)
@@ -75,9 +79,12 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
     start = replace(start, data={DATASET: data} | ({EVALUATION: evaluation.data} if evaluation else {}))
     prompts, longest = start_prompts(contract, source, rewards, share, start.step, state_dir)
     episodes = make_episodes(config, tokenizer, sessions, [*rewards, *(evaluation.rewards if evaluation else ())])
-    policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id)
+    log.done("data")
+    trials = read_trials(contract, run_dir)
+    policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id, trials, log)
     weight_check = WeightCheck(config, tokenizer)
     generator = start_generator(contract, rank, policy, tokenizer, start.weight_version, weight_check, episodes)
+    log.done("engines")
     contract = settle_micro_batches(
         contract,
         policy,
@@ -87,7 +94,9 @@ def load(contract: Contract, event_loop: asyncio.Runner, *, data_dir: Path, stat
         longest=longest,
         has_images=source.has_images,
         state_dir=state_dir,
+        trials=trials,
     )
+    log.done("micro-batches")
     end_check(rewards, "dataset")
     if evaluation is not None:
         end_check(evaluation.rewards, "evaluation.dataset")
@@ -162,8 +171,10 @@ def start_trackers(contract: Contract, data_dir: Path, step: int) -> Trackers:
     return trackers
 
 
-def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_token_id: int) -> Policy:
-    """Build the policy, load the checkpoint into it, and try it; collective."""
+def build_policy(
+    contract: Contract, rank: int, resumed: Source | None, pad_token_id: int, trials: Trials, log: StartLog
+) -> Policy:
+    """Build the policy, load the checkpoint into it, and try it unless an earlier attempt has; collective."""
     policy = Policy(
         contract.config,
         contract.device,
@@ -172,10 +183,14 @@ def build_policy(contract: Contract, rank: int, resumed: Source | None, pad_toke
         load_universal=resumed is not None and resumed.is_universal,
         reference=resumed.reference if resumed is not None and contract.config.training.sync_ref_model else None,
     )
+    log.done("model")
     if resumed is not None:
         resumed.load(policy)
         logger.info("resuming from %s", resumed.checkpoint)
-    try_policy(policy, contract.config)
+        log.done("states")
+    if trials.found is None:
+        try_policy(policy, contract.config)
+    log.done("trial")
     if rank == 0:
         training = contract.config.training
         logger.info(

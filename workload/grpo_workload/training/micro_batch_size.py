@@ -27,6 +27,7 @@ from grpo_workload.policy.trials.memory_trial import (
 )
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.reporting.progress_files import write_phase
+from grpo_workload.training.trials import Found, Trials
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ def settle_micro_batches(
     longest: Longest,
     has_images: bool,
     state_dir: Path,
+    trials: Trials,
 ) -> Contract:
     """Return the contract with a size of micro-batches; collective.
 
@@ -59,6 +61,7 @@ def settle_micro_batches(
         longest: the longest prompt of this rank.
         has_images: prompts may have images.
         state_dir: the pod's own folder, which the launcher reads.
+        trials: what an earlier attempt has found is not tried again.
 
     Raises:
         ConfigError: the longest sequence does not fit into memory; says how much it takes, and what to change.
@@ -68,8 +71,10 @@ def settle_micro_batches(
     halved = f", halved {halvings} times after running out of memory" if halvings else ""
     set_size, why = config.training.max_tokens_per_micro_batch, _why_fixed(config, policy, has_images=has_images)
     fixed = set_size or (None if why is None else max(1, MICRO_BATCH_TOKENS >> halvings))
-    if policy.device.type == "cuda":
-        prompt_tokens = longest_prompt(gather((longest.tokens, longest.is_known)))
+    prompt_tokens = longest_prompt(gather((longest.tokens, longest.is_known))) if policy.device.type == "cuda" else 0
+    if policy.device.type == "cuda" and (known := trials.tokens(prompt_tokens)) is not None:
+        fixed, why = known, "as in an earlier attempt"
+    elif policy.device.type == "cuda":
         write_phase(state_dir, rank, "Measuring")
         generator.sleep()
         choice = _try(contract, policy, longest, prompt_tokens, fixed=fixed)
@@ -82,6 +87,7 @@ def settle_micro_batches(
             _warn(config, choice, prompt_tokens)
         fixed = choice.tokens
     assert fixed is not None
+    trials.keep(Found(fixed, prompt_tokens))
     if rank == 0 and set_size is not None:
         logger.info("micro-batches of %d tokens: training.maxTokensPerMicroBatch%s", fixed, halved)
     elif rank == 0:

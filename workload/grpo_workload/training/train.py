@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from grpo_workload.ranks.collectives import gather, leave
 from grpo_workload.ranks.seeds import step_seed
 from grpo_workload.reporting.progress_files import write_beat
 from grpo_workload.reporting.rank_metrics import RankStep, summarise_ranks
+from grpo_workload.reporting.start_log import StartLog
 from grpo_workload.rewards.scoring import close_rewards
 from grpo_workload.training.assemble import load
 from grpo_workload.training.balance import Advisor
@@ -52,8 +54,8 @@ from grpo_workload.weights.differ import WeightsDifferError
 logger = logging.getLogger(__name__)
 
 
-def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
-    """Run the steps; collective.
+def train(run: Run, saving: Saving, stop: StopFlag, log: StartLog) -> ExitCode:
+    """Run the steps; collective. `log` gets a line when the first one is done.
 
     Returns:
         DONE after maxSteps, or earlier where evaluations say so; STOPPED, with a checkpoint saved, if a rank was asked
@@ -112,6 +114,8 @@ def train(run: Run, saving: Saving, stop: StopFlag) -> ExitCode:
             standing, since = run.standing(), Clock()
             is_end = is_end or (standing is not None and standing.stops)
         shown = metrics | balance.metrics
+        if step == run.start.step:
+            log.done("first step")
         run.report.step(step, shown, work.rollout.samples, ranks, warnings, advice, sum(sizes))
 
         saving.save(generation.steps, step, metrics, gives_up=health.gives_up, stopping=stopping, is_end=is_end)
@@ -184,10 +188,12 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
     stop = StopFlag()
     errors = get_error_handler()
     errors.initialize()
+    log = StartLog(int(os.environ["RANK"]))
+    log.done("programs")
     try:
         with asyncio.Runner() as event_loop:
             try:
-                run = load(contract, event_loop, data_dir=data_dir, state_dir=state_dir)
+                run = load(contract, event_loop, log, data_dir=data_dir, state_dir=state_dir)
             except ConfigError as error:
                 return refuse(error, errors)
             except WeightsDifferError as error:
@@ -201,7 +207,7 @@ def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path) -> ExitCode
             stop.install()
             saving = Saving(run)
             try:
-                exit_code = train(run, saving, stop)
+                exit_code = train(run, saving, stop, log)
             except ConfigError as error:  # rows are first read, and users' functions called, at their step
                 return refuse(error, errors)
             except NotFiniteError as error:

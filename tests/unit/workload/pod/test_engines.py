@@ -1,13 +1,23 @@
-"""Asserts that a pod reads all that its engines print, and stops those it has started when another cannot start."""
+"""Asserts that a pod reads all that its engines print, stops those it has started when another cannot start, and lets
+those that are well go on when a later attempt begins in it.
+"""
 
+import asyncio
 import os
+import signal
 import sys
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from grpo_workload.pod import engines
-from grpo_workload.pod.engines import LINE_BYTES, EngineProcess, running_engines
+from grpo_spec.contract import Contract
+from grpo_workload.pod import contract_file, engines
+from grpo_workload.pod.engine_main import EnginePod, run_engines
+from grpo_workload.pod.engines import LINE_BYTES, EngineProcess, PodEngines, running_engines
+from grpo_workload.pod.run_once import run_once
 from support.trainer.engines import make_contract
 
 PRINTS_A_LONG_LINE = f"""
@@ -44,3 +54,101 @@ async def test_engines_that_run_are_stopped_when_the_next_one_cannot_start(monke
             pytest.fail("the second engine cannot run")
     (only,) = started
     assert only._process.returncode is not None
+
+
+SERVES = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(int(sys.argv[2]))
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'{"weight_version": "%s"}' % sys.argv[3].encode())
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+async def start(pod_engines: PodEngines, contract: Contract) -> int:
+    """Begin an attempt; return the process of its engine, which listens."""
+    (await pod_engines.begin(contract, contract.engines)).cancel()
+    while True:
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", contract.engines[0].port)
+            writer.close()
+            return pod_engines._processes[0]._process.pid
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("status", "version", "changes", "goes_on"),
+    [
+        (200, "7", {}, True),
+        (200, "default", {}, False),  # no push came to its end
+        (200, "abandoned", {}, False),
+        (500, "7", {}, False),
+        (200, "7", {"maxModelLen": 64}, False),
+    ],
+)
+async def test_an_engine_goes_on_in_a_later_attempt_if_it_is_the_same_and_was_pushed_to(
+    monkeypatch: pytest.MonkeyPatch, status: int, version: str, changes: dict[str, int], goes_on: bool
+) -> None:
+    contract = make_contract(Path("/nowhere"), [(1, 1)])
+    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), str(status), version]
+    monkeypatch.setattr(engines, "engine_command", lambda *_: (command, dict(os.environ)))
+    raw = contract.model_dump(by_alias=True) | {"attempt": 1}
+    raw["config"]["generation"] |= changes
+    pod_engines = PodEngines()
+    try:
+        first = await start(pod_engines, contract)
+        assert (await start(pod_engines, Contract.model_validate(raw)) == first) == goes_on
+    finally:
+        await pod_engines.stop()
+
+
+async def test_an_engine_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    contract = make_contract(Path("/nowhere"), [(1, 1)])
+    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", "7"]
+    monkeypatch.setattr(engines, "engine_command", lambda *_: (command, dict(os.environ)))
+    monkeypatch.setattr(engines, "ANSWER_SECONDS", 0.1)
+    pod_engines = PodEngines()
+    try:
+        first = await start(pod_engines, contract)
+        os.kill(first, signal.SIGSTOP)
+        monkeypatch.setattr(EngineProcess.stop, "__defaults__", (0.1,))
+        assert await start(pod_engines, contract) != first
+    finally:
+        await pod_engines.stop()
+
+
+async def test_engines_that_go_on_are_watched_in_the_later_attempt_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    contract = make_contract(Path("/nowhere"), [(1, 1)])
+    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", "7"]
+    monkeypatch.setattr(engines, "engine_command", lambda *_: (command, dict(os.environ)))
+    monkeypatch.setattr(contract_file, "POLL_SECONDS", 0.01)
+    pod = EnginePod(
+        contract=contract,
+        pod="engine-0",
+        pod_uid="u",
+        state_dir=tmp_path,
+        termination_log=tmp_path / "log",
+        contract_path=tmp_path / "contract.json",
+    )
+    later = contract.model_copy(update={"attempt": 1})
+    pod_engines = PodEngines()
+    try:
+        first = await start(pod_engines, contract)
+        (tmp_path / "contract.json").write_text(later.model_dump_json(by_alias=True))
+        assert await run_once(pod, partial(run_engines, pod, pod_engines)) is None, "a later attempt begins"
+        pod = replace(pod, contract=later)
+        running = asyncio.create_task(run_once(pod, partial(run_engines, pod, pod_engines)))
+        while "attempt 1: engines go on" not in caplog.text:  # noqa: ASYNC110  # a log sets no event
+            await asyncio.sleep(0.01)
+        os.kill(first, signal.SIGKILL)
+        outcome = await running
+    finally:
+        await pod_engines.stop()
+    assert outcome is not None
+    assert (outcome.attempt, outcome.reason) == (1, "EngineDied")

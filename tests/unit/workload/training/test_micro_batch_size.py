@@ -18,6 +18,7 @@ from grpo_workload.data.scan import Longest
 from grpo_workload.policy.trials.memory_trial import GIB, Choice, TooLongError, longest_sample
 from grpo_workload.training import micro_batch_size
 from grpo_workload.training.micro_batch_size import most_tokens, settle_micro_batches
+from grpo_workload.training.trials import Found, Trials
 from support.trainer.places import contract_json
 
 CPU = SimpleNamespace(device=torch.device("cpu"))
@@ -26,6 +27,10 @@ CPU = SimpleNamespace(device=torch.device("cpu"))
 def make_contract(training, *, halvings=0, gpus=2, **config):
     sections = {"training": training} | config
     return Contract.model_validate(contract_json(sections, gpus=gpus, device="cpu", microBatchHalvings=halvings))
+
+
+def make_trials(found=None):
+    return SimpleNamespace(tokens=Trials(Path("/nowhere"), "", found).tokens, keep=lambda found: None)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,7 @@ def test_without_a_gpu_nothing_is_measured_and_a_set_size_is_kept(training, halv
         longest=Longest(None, True),
         has_images=False,
         state_dir=tmp_path,
+        trials=make_trials(),
     )
     assert contract.config.training.max_tokens_per_micro_batch == tokens
     assert list(Path(tmp_path).iterdir()) == [], "it enters no phase"
@@ -51,7 +57,7 @@ def test_without_a_gpu_nothing_is_measured_and_a_set_size_is_kept(training, halv
     assert (f"halved {halvings} times after running out of memory" in caplog.text) == (halvings > 0)
 
 
-def settle(monkeypatch, tmp_path, choice, *, prompt=None, known=True, training=None, **config):
+def settle(monkeypatch, tmp_path, choice, *, prompt=None, known=True, training=None, found=None, **config):
     """Settle on a GPU whose trial has `choice` as its end; return the contract, and what was tried."""
     tried = []
 
@@ -79,8 +85,17 @@ def settle(monkeypatch, tmp_path, choice, *, prompt=None, known=True, training=N
         longest=Longest(prompt or Prompt(index=0, text="", token_ids=(7,) * 100), known),
         has_images=prompt is not None and prompt.images is not None,
         state_dir=tmp_path,
+        trials=make_trials(found),
     )
-    return settled.config.training.max_tokens_per_micro_batch, tried[0]
+    return settled.config.training.max_tokens_per_micro_batch, tried[0] if tried else None
+
+
+@pytest.mark.parametrize(("prompt_tokens", "is_tried"), [(99, True), (100, False), (200, False)])
+def test_what_an_earlier_attempt_found_with_prompts_as_long_is_not_tried_again(
+    monkeypatch, tmp_path, prompt_tokens, is_tried
+):
+    tokens, tried = settle(monkeypatch, tmp_path, ROOM, found=Found(tokens=5000, prompt_tokens=prompt_tokens))
+    assert (tokens, tried is not None) == (MOST if is_tried else 5000, is_tried)
 
 
 ROOM = Choice(tokens=MOST, rooms=[60 * GIB, 60 * GIB], longest=GIB)

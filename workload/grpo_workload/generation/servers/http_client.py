@@ -11,7 +11,7 @@ import math
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -35,6 +35,7 @@ ATTEMPTS = 4  # number of times that a call is tried
 ANSWER_SECONDS = 5.0  # deadline of a health check, which the server answers without asking its workers
 ERROR_CHARS = 500  # number of characters of a response that an error quotes
 ABANDONED = "abandoned"  # weight version of an engine whose update was abandoned
+PauseMode = Literal["wait", "keep", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,12 @@ class EngineClient:
         """Let the engine's workers join a transfer group; return when all members have joined."""
         await self._call("POST", "/init_weight_transfer_engine", deadline=deadline, json={"init_info": init_info})
 
-    async def pause(self, *, keep: bool = False) -> None:
+    async def pause(self, mode: PauseMode = "wait") -> None:
         """Block new requests and wait for the running ones, then drop what was cached with the present weights.
 
-        With `keep`, stop the running ones where they are until `resume`; the cache stays.
+        With "abort", end the running ones. With "keep", stop them where they are until `resume`; the cache stays.
         """
-        how = {"mode": "keep", "clear_cache": "false"} if keep else {"mode": "wait", "clear_cache": "true"}
-        await self._repeat("POST", "/pause", params=how)
+        await self._repeat("POST", "/pause", params={"mode": mode, "clear_cache": str(mode != "keep").lower()})
 
     async def start_update(self) -> None:
         """Begin replacing all weights."""
@@ -89,14 +89,20 @@ class EngineClient:
         """End the update, after which the engine has weights of `version`."""
         await self._call("POST", "/finish_weight_update", json={"weight_version": str(version)})
 
-    async def abandon_update(self, *, keep: bool = False) -> None:
+    async def forget_attempt(self) -> None:
+        """End what an earlier attempt has left in an engine that goes on: requests, an update, and what it cached."""
+        version = await self.weight_version()
+        if version.isdecimal() or version == ABANDONED:  # else it has got no weights since it has started
+            await self.abandon_update("abort")
+
+    async def abandon_update(self, mode: PauseMode = "wait") -> None:
         """Pause an engine after a failed update and prepare it for another: incomplete layers drop buffered tensors.
 
         Otherwise vLLM would count those tensors again and fill layers with them. The first attempts may fail: the
         engine may refuse to start an update inside another, and any call may report an old failure of a worker.
         """
         for attempt in range(1, ATTEMPTS + 1):
-            failure = await _failure(self.pause(keep=keep))
+            failure = await _failure(self.pause(mode))
             if failure is None:
                 failures = [await _failure(self.start_update()), await _failure(self.finish_update(ABANDONED))]
                 failure = failures[0] or failures[1]

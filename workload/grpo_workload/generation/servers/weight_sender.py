@@ -22,7 +22,7 @@ from torch import Tensor
 
 from grpo_spec.contract import Engine, TransferGroup
 from grpo_workload.generation.servers.engine_link import EngineLink
-from grpo_workload.generation.servers.http_client import EngineClient
+from grpo_workload.generation.servers.http_client import EngineClient, PauseMode
 from grpo_workload.generation.servers.joining import Formed, Joining
 from grpo_workload.generation.servers.push_progress import PushProgress
 from grpo_workload.generation.servers.waiting import in_thread, settle
@@ -44,7 +44,8 @@ class WeightSender:
         """`keep`: whether requests go on through updates. `begins_as_loaded`: see `TrainerConfig`."""
         self._link, self._backend = link, backend
         self._clients: Sequence[EngineClient] = ()  # of the engines in the group
-        self._keep, self._begins_as_loaded = keep, begins_as_loaded
+        self._begins_as_loaded = begins_as_loaded
+        self._mode: PauseMode = "keep" if keep else "wait"
         self._device = torch.cuda.current_device() if backend == "nccl" else None
         self._joining = Joining(group, link, backend, self._use_device)
         self._has_joined = False
@@ -59,15 +60,18 @@ class WeightSender:
     def join(self, clients: Sequence[EngineClient], *, limit: float) -> None:
         """Build the group together with the engines of `clients`. See `Joining.form`, also for the errors.
 
-        From the second time on they may still be in the middle of an update, which is abandoned first.
+        From the second time on they may still be in the middle of an update, which is abandoned first. Engines that go
+        on from an earlier attempt may be so at the first time, too.
         """
         self._leave()
         if (pausing := self._take_pausing()) is not None:
             wait([pausing])  # whether or not it succeeds: a late pause could outlast the next push
         self._clients = clients
+        # Each worker answers these calls, so none of them is still in an old group.
         if self._has_joined:
-            # Each worker answers this call, so none of them is still in an old group.
-            self._each(lambda client: client.abandon_update(keep=self._keep))
+            self._each(lambda client: client.abandon_update(self._mode))
+        else:
+            self._each(lambda client: client.forget_attempt())
         self._has_joined = True
         self._formed, self._limit = self._joining.form(clients, limit=limit), limit
 
@@ -99,7 +103,7 @@ class WeightSender:
         self._each(lambda client: client.resume())
 
     def _pause(self) -> Future[Any]:
-        return self._begin(lambda client: client.pause(keep=self._keep))
+        return self._begin(lambda client: client.pause(self._mode))
 
     def _take_pausing(self) -> Future[Any] | None:
         pausing, self._pausing = self._pausing, None

@@ -147,6 +147,11 @@ class Policy:
         return metrics
 
     @property
+    def trains_on_gpu(self) -> bool:
+        """Whether weights and optimizer states are on a GPU while the optimizer updates them."""
+        return self.device.type == "cuda" and self._config.parallelism.offload_optimizer != "cpu"
+
+    @property
     def puts_states_away(self) -> bool:
         """Whether optimizer states are in host memory except during the optimizer's step."""
         return self._states is not None

@@ -1,0 +1,61 @@
+"""What the trials of an attempt have found holds for later attempts under the same conditions, and for no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_spec.contract import Contract
+from grpo_workload.training import trials
+from grpo_workload.training.trials import FILE_NAME, Found, read_trials
+from support.trainer.places import contract_json
+
+FOUND = Found(tokens=9000, prompt_tokens=300)
+
+
+@pytest.fixture(autouse=True)
+def _is_the_only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "gather", lambda value: [value])
+    monkeypatch.setattr(trials, "on_main", lambda action: action())
+
+
+def contract(*, attempt: int = 0, halvings: int = 0, **config: Any) -> Contract:
+    raw = contract_json(config, device="cpu", microBatchHalvings=halvings)
+    return Contract.model_validate(raw | {"attempt": attempt})
+
+
+def test_a_later_attempt_finds_it_and_writes_nothing(tmp_path: Path) -> None:
+    first = read_trials(contract(), tmp_path / "run")
+    assert first.found is None
+    first.keep(FOUND)
+    written = (tmp_path / "run" / FILE_NAME).stat()
+    later = read_trials(contract(attempt=1), tmp_path / "run")
+    assert later.found == FOUND
+    assert (later.tokens(300), later.tokens(301)) == (9000, None)
+    later.keep(FOUND)
+    assert (tmp_path / "run" / FILE_NAME).stat() == written
+
+
+@pytest.mark.parametrize(
+    "changes", [{"halvings": 1}, {"training": {"maxCompletionLength": 77}}, {"model": {"name": "other"}}]
+)
+def test_other_settings_are_tried(tmp_path: Path, changes: dict[str, Any]) -> None:
+    read_trials(contract(), tmp_path).keep(FOUND)
+    assert read_trials(contract(attempt=1, **changes), tmp_path).found is None
+
+
+def test_other_devices_and_versions_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_trials(contract(), tmp_path).keep(FOUND)
+    with monkeypatch.context() as patch:
+        patch.setattr(trials, "gather", lambda value: [value, value])
+        assert read_trials(contract(), tmp_path).found is None
+    monkeypatch.setattr(trials, "installed", lambda package: "9.9")
+    assert read_trials(contract(), tmp_path).found is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"tokens": 1, "promptTokens": 2'])
+def test_a_damaged_file_is_as_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE_NAME).write_text(content)
+    assert read_trials(contract(), tmp_path).found is None
