@@ -19,7 +19,8 @@ lock operator --universal --python-version 3.11 --extra operator pyproject.toml
 lock dev --universal --python-version 3.11 --extra operator --extra cpu --extra cli --extra trackers --group dev \
   --override requirements/cpu-overrides.in pyproject.toml
 lock cpu --universal --python-version 3.11 --extra cpu --extra trackers --override requirements/cpu-overrides.in pyproject.toml
-lock gpu --python-version 3.12 --python-platform x86_64-manylinux_2_35 --extra gpu pyproject.toml
+lock gpu --python-version 3.12 --python-platform x86_64-manylinux_2_35 --extra gpu \
+  --override requirements/gpu-overrides.in pyproject.toml
 # Libraries of agents, for tests alone, in folders of their own: verifiers wants an older openai than vLLM.
 lock agents-verifiers --universal --python-version 3.11 - <<<'verifiers==0.4.0'
 lock agents-openenv --universal --python-version 3.11 - <<<'openenv==0.10.0'

@@ -8,13 +8,15 @@ from pydantic import Field
 
 from grpo_spec.schema import Section, Text
 
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+
 
 class TrackingConfig(Section):
     """The part of `spec.training` that is about trackers. Field names are those of transformers."""
 
-    report_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+    report_to: tuple[Tracker, ...] = Field(
         (),
-        max_length=3,
+        max_length=4,
         description="Experiment trackers that get each step's metrics; rank 0's pod needs their credentials. Set it "
         "to see runs beside others in a tracker.",
     )
@@ -25,6 +27,6 @@ class TrackingConfig(Section):
     )
     project: Text = Field(
         "grpo",
-        description="Project of wandb, experiment of mlflow; the variables WANDB_PROJECT and MLFLOW_EXPERIMENT_NAME "
-        "override it. Set it to keep the runs of one subject together.",
+        description="Project of wandb and trackio, experiment of mlflow; the variables WANDB_PROJECT and "
+        "MLFLOW_EXPERIMENT_NAME override it. Set it to keep the runs of one subject together.",
     )

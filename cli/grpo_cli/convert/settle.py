@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from grpo_cli.convert.batch import settle_batch
 from grpo_cli.convert.draft import Draft
@@ -14,6 +15,7 @@ from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.convert.schedule import settle_schedule
 from grpo_cli.convert.sources import dataset, model, rewards
 from grpo_cli.convert.values import in_steps
+from grpo_spec.tracking import Tracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,7 @@ def _tool_turns(draft: Draft) -> None:
 def _trackers(draft: Draft) -> None:
     """Keep the trackers that jobs have; `none` and `console` are no tracker."""
     wanted = [name for name in draft.facts.get("trackers", ()) if name not in ("none", "console")]
-    if known := [name for name in wanted if name in ("tensorboard", "wandb", "mlflow")]:
+    if known := [name for name in wanted if name in get_args(Tracker)]:
         draft.set("training.reportTo", known)
     for name in sorted(set(wanted) - set(known)):
         note = f"jobs do not report to {name}: metrics.jsonl has all metrics (docs/metrics.md)"

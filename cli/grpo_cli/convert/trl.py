@@ -181,9 +181,9 @@ SAVING = rows(
     left("push_to_hub", _HUB, False),
     not_needed("hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision hub_model_revision",
         _HUB),
-    differs("report_to", "training.reportTo@trackers", "tensorboard, wandb, mlflow; credentials: podTemplate.envFrom"),
+    differs("report_to", "training.reportTo@trackers", "tensorboard, wandb, mlflow, trackio; credentials: envFrom"),
     fields("training", "run_name"),
-    differs("project wandb_project", "training.project", "wandb's project, mlflow's experiment"),
+    differs("project wandb_project", "training.project", "project of wandb and trackio, experiment of mlflow"),
     not_needed("trackio_space_id trackio_bucket_id trackio_static_space_id wandb_entity", LOGS),
     not_needed("logging_strategy logging_steps logging_first_step logging_dir log_on_each_node logging_nan_inf_filter "
         "log_level log_level_replica disable_tqdm include_num_input_tokens_seen log_completions log_multimodal "

@@ -1,4 +1,4 @@
-"""Experiment trackers, through accelerate: TensorBoard, Weights & Biases, MLflow.
+"""Experiment trackers, through accelerate: TensorBoard, Weights & Biases, MLflow, Trackio.
 
 Each tracker is called only in its own thread (MLflow's active run belongs to a thread), so a slow one delays no step
 and a failing one does not end training. Only rank 0 starts them.
@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracker, WandBTracker, filter_trackers
+from accelerate.tracking import (
+    GeneralTracker,
+    MLflowTracker,
+    TensorBoardTracker,
+    TrackioTracker,
+    WandBTracker,
+    filter_trackers,
+)
 
 from grpo_spec.contract import JobRef
 from grpo_spec.errors import ConfigError
@@ -40,8 +47,9 @@ _REMEDIES = {
     "tensorboard": "can the run's folder be written?",
     "wandb": "set WANDB_API_KEY (podTemplate.envFrom a Secret), or WANDB_MODE to offline",
     "mlflow": "set MLFLOW_TRACKING_URI to a server that pods reach, and its credentials (podTemplate.envFrom a Secret)",
+    "trackio": "set TRACKIO_SERVER_URL to a server that pods reach, TRACKIO_SPACE_ID with HF_TOKEN, or none of them",
 }
-_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
+_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny", "trackio": "trackio"}
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +84,7 @@ class Trackers:
             "tensorboard": lambda: self._tensorboard(step),
             "wandb": self._wandb,
             "mlflow": self._mlflow,
+            "trackio": self._trackio,
         }
         self._workers = [_Worker(name, make[name]) for name in self._wanted]
         for worker in self._workers:
@@ -146,6 +155,21 @@ class Trackers:
         tracker.start()
         if run_id is None:  # a suspended job's parameters may change, but MLflow does not allow that
             tracker.store_init_configuration(dict(_flat(dump(self._config))))
+        return tracker
+
+    def _trackio(self) -> GeneralTracker:
+        # Read when it is imported, which it is by nothing else here.
+        os.environ.setdefault("TRACKIO_DIR", str(self._run_dir / "trackio"))
+        training = self._config.training
+        tracker = TrackioTracker(
+            training.project,
+            name=f"{training.run_name or self._job.name}-{self._job.uid[:8]}",  # its runs are known by their names
+            resume="allow",
+            config=dict(_flat(dump(self._config))),
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        tracker.start()
         return tracker
 
 

@@ -1,10 +1,13 @@
-"""Real trackers (TensorBoard, MLflow's file store, Weights & Biases offline): restarts, refusals and failures."""
+"""Real trackers (TensorBoard, MLflow's file store, Weights & Biases offline, Trackio): restarts, refusals, failures."""
 
+import json
 import logging
 import os
 import shutil
+import sqlite3
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,11 +28,11 @@ JOB = JobRef(namespace="ns", name="arithmetic", uid="6f0c")
 
 @pytest.fixture(autouse=True)
 def no_trackers_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in [name for name in os.environ if name.startswith(("WANDB", "MLFLOW"))]:
+    for name in [name for name in os.environ if name.startswith(("WANDB", "MLFLOW", "TRACKIO"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE"):  # Trackers sets them; undone after the test
-        monkeypatch.setenv(name, "")
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE", "TRACKIO_DIR"):  # Trackers set them
+        monkeypatch.setenv(name, "")  # undone after the test
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
     PartialState(cpu=True)  # ranks have one when they start trackers
@@ -90,6 +93,21 @@ def test_mlflow_continues_the_same_run(tmp_path: Path) -> None:
     assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "reward")] == [
         (n + 1, n / 10) for n in range(5)
     ]
+
+
+def test_trackio_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRACKIO_DIR")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for steps in (range(3), range(2, 5)):
+        _steps(tmp_path, _trackers(tmp_path, "trackio", project="sums", runName="first"), steps)
+    with closing(sqlite3.connect(tmp_path / JOB.run / "trackio" / "sums.db")) as database:
+        rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
+        ((config,),) = database.execute("SELECT config FROM configs")
+    assert {name for name, *_ in rows} == {"first-6f0c"}
+    assert [(step, json.loads(metrics)["reward"]) for _, step, metrics in rows] == [
+        (n + 1, n / 10) for n in (0, 1, 2, 2, 3, 4)
+    ]
+    assert json.loads(config)["training.learningRate"] == 2e-6
 
 
 def _wandb_records(file: Path) -> Iterator[wandb_internal_pb2.Record]:
