@@ -14,6 +14,17 @@ from grpo_spec.reports import ExitCode
 from support.trainer.trainings import make_config
 
 LENGTH = 150
+# Of time, of the plan, or a number that each rank's reward draws.
+OTHER = (
+    "time",
+    "tokens_per_second",
+    "step_time",
+    "ranks",
+    "padding_fraction",
+    "episodes/call_seconds",
+    "episodes/wait_seconds",
+    "rewards/even/drawn",
+)
 
 
 def lines_of(path):
@@ -47,6 +58,29 @@ def test_a_job_trains_on_the_conversations_of_a_program(start_training, tiny_mod
     assert all(line["grad_norm"] > 0 for line in trained)
     assert trained[0]["trained/sampling/sampling_logp_difference/max"] < 1e-3, "the policy reads the same tokens"
     assert any(line.get("eval/episodes/turns/mean") == 4 for line in lines)
+
+
+@pytest.mark.vllm
+def test_two_ranks_train_on_the_forks_of_programs_as_one_does(start_training, tiny_model, tmp_path):
+    curves = []
+    for num_ranks in (1, 2):
+        config = make_config(tiny_model, max_steps=2, engine="vLLM")
+        config["environments"] = [{"name": "chat", "program": "chatting:play", "memoryLimit": "2Gi"}]
+        config["generation"]["maxModelLen"] = 384
+        config["training"] |= {"maxCompletionLength": LENGTH, "perDeviceTrainBatchSize": 2}
+        ranks = start_training(config, num_ranks, uid=f"ranks-{num_ranks}")
+        assert ranks.exit_codes() == [ExitCode.DONE] * num_ranks, ranks.logs()
+        curves.append(lines_of(tmp_path / "data" / "ns" / "job" / f"ranks-{num_ranks}" / "metrics.jsonl"))
+    for alone, shared in zip(*curves, strict=True):
+        assert shared["episodes/sequences/mean"] == 2
+        assert alone["grad_norm"] > 0
+        for name, value in alone.items():
+            if not name.startswith(OTHER):
+                assert shared[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+        # One has sampled two prompts of three; a third of its episodes or so has moved.
+        edges = [shared[f"ranks/trained_tokens/{which}"] for which in ("min", "max")]
+        assert sum(edges) == alone["ranks/trained_tokens/max"]
+        assert edges[1] < 1.2 * edges[0]
 
 
 def check(completion, reward, tokenizer):
