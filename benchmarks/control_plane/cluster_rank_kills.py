@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,21 +88,29 @@ def measure(job: JobOnCluster, strategy: str, kills: int) -> Iterator[dict[str, 
     for kill in range(1, kills + 1):
         folder = data / job.namespace / "tiny" / job.get()["metadata"]["uid"] / "checkpoints"
         done = len(job.metrics(data))
-        wait_until(lambda folder=folder: any(folder.glob("step-*/manifest.json")), "a checkpoint", 600)
-        wait_until(lambda done=done: len(job.metrics(data)) > done, "a further step", 600)
+        wait_until(partial(_has_checkpoint, folder), "a checkpoint", 600)
+        wait_until(partial(_has_steps, job, data, done + 1), "a further step", 600)
         time.sleep(draw.random() * float(job.metrics(data)[-1]["step_time"]))
         attempt, uid = job.get()["status"]["attempt"], job.get_pod(POD)["metadata"]["uid"]
         rank = rank_of(uid)
         killed = time.time()
         rank.kill()
-
-        def is_seen(attempt: int = attempt) -> bool:
-            failure = job.get()["status"].get("lastFailure") or {}
-            return bool(failure.get("attempt", -1) == attempt)
-
-        wait_until(is_seen, "the failure in the status", 300, interval=0.05)
+        wait_until(partial(_has_failed, job, attempt), "the failure in the status", 300, interval=0.05)
         seen = time.time()
         yield {"kill": kill, "seconds": _after(job, killed, seen)}
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return any(folder.glob("step-*/manifest.json"))
+
+
+def _has_steps(job: JobOnCluster, data: Path, count: int) -> bool:
+    return len(job.metrics(data)) >= count
+
+
+def _has_failed(job: JobOnCluster, attempt: int) -> bool:
+    failure = job.get()["status"].get("lastFailure") or {}
+    return bool(failure.get("attempt", -1) == attempt)
 
 
 def _after(job: JobOnCluster, killed: float | None, seen: float) -> dict[str, float]:

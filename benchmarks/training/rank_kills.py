@@ -175,7 +175,7 @@ def recovery(log: str, killed: float | None, seen: float = 0.0) -> dict[str, flo
 
 def as_table(lines: list[dict[str, Any]]) -> str:
     """Return a Markdown table of seconds by part: of the start, and median and 95th percentile of recoveries."""
-    start = next((line["seconds"] for line in lines if line.get("kill") == 0), {})
+    start: dict[str, float] = next((line["seconds"] for line in lines if line.get("kill") == 0), {})
     kills = [line["seconds"] for line in lines if line.get("kill")]
     table = [f"| part | start | median of {len(kills)} kills | p95 |", "|" + " --- |" * 4]
     for name, parts in (*GROUPS.items(), ("total", ("total",))):
