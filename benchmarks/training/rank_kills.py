@@ -175,7 +175,8 @@ def recovery(log: str, killed: float | None, seen: float = 0.0) -> dict[str, flo
 
 def as_table(lines: list[dict[str, Any]]) -> str:
     """Return a Markdown table of seconds by part: of the start, median and 95th percentile of recoveries, and the
-    median of the part's share of a recovery, which says more where others use the same processors."""
+    median of the part's share of a recovery, which says more where others use the same processors.
+    """
     start: dict[str, float] = next((line["seconds"] for line in lines if line.get("kill") == 0), {})
     kills = [line["seconds"] for line in lines if line.get("kill")]
     table = [f"| part | start | median of {len(kills)} kills | p95 | share |", "|" + " --- |" * 5]
