@@ -3,9 +3,9 @@
     python -m benchmarks.control_plane.cluster_rank_kills --kills 5 --output cluster_rank_kills.jsonl
 
 The job of `training/rank_kills.py` with a tiny model: one trainer pod, one engine pod, real kubelets, no back-off. The
-operator is that of this checkout. `seen` is when the job's status says that the attempt has failed; the other parts are
-those of rank_kills.py, and `restart` is the operator's, Kubernetes' and the launcher's share. Appends a line for each
-kill, and one for each job's start.
+operator and the workload are those of this checkout. `seen` is when the job's status says that the attempt has failed;
+the other parts are those of rank_kills.py, and `restart` is the operator's, Kubernetes' and the launcher's share.
+Appends a line for each kill, and one for each job's start.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import click
 import psutil
 
+from benchmarks import ROOT
 from benchmarks.common.runs import about, append, commit
 from benchmarks.training.kills import command
 from benchmarks.training.rank_kills import RANK, as_table, recovery
@@ -153,7 +154,7 @@ def spec(strategy: str) -> dict[str, Any]:
         },
         "trainer": {"groups": [{"name": "t", "gpus": 1}]},
         "storage": {"claimName": "runs", "checkpointEverySteps": 4, "keep": 1},
-        "podTemplate": {"env": [{"name": "PYTHONPATH", "value": "/data"}]},
+        "podTemplate": {"env": [{"name": "PYTHONPATH", "value": f"/data:{ROOT}/spec:{ROOT}/workload"}]},
         "failurePolicy": {"restartStrategy": strategy, "backoffSeconds": 0, "maxRestarts": 10_000},
     }
 
