@@ -38,7 +38,7 @@ EDITS = {
     ),
     "what a launcher reports progress with loads torch": (
         {"workload/grpo_workload/reporting/progress_files.py": "import torch"},
-        ["launchers and the first process of engine pods load no torch BROKEN"],
+        ["launchers and the first process of engine pods load neither torch nor numpy BROKEN"],
     ),
     "a room imports one above it": (
         {"workload/grpo_workload/storage/journal.py": "from grpo_workload.training.rollout import Rollout"},
