@@ -3,9 +3,9 @@
     python -m benchmarks.control_plane.cluster_rank_kills --kills 5 --output cluster_rank_kills.jsonl
 
 The job of `training/rank_kills.py` with a tiny model: one trainer pod, one engine pod, real kubelets, no back-off. The
-operator is that of this checkout. `seen` is when the job's status says that the attempt has failed; the other parts are
-those of rank_kills.py, and `restart` is the operator's, Kubernetes' and the launcher's share. Appends a line for each
-kill, and one for each job's start.
+operator and the workload are those of this checkout. `seen` is when the job's status says that the attempt has failed;
+the other parts are those of rank_kills.py, and `restart` is the operator's, Kubernetes' and the launcher's share.
+Appends a line for each kill, and one for each job's start.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import psutil
 
+from benchmarks import ROOT
 from benchmarks.common.runs import about, append, commit
 from benchmarks.training.kills import command
 from benchmarks.training.rank_kills import RANK, as_table, recovery
@@ -87,21 +89,29 @@ def measure(job: JobOnCluster, strategy: str, kills: int) -> Iterator[dict[str, 
     for kill in range(1, kills + 1):
         folder = data / job.namespace / "tiny" / job.get()["metadata"]["uid"] / "checkpoints"
         done = len(job.metrics(data))
-        wait_until(lambda folder=folder: any(folder.glob("step-*/manifest.json")), "a checkpoint", 600)
-        wait_until(lambda done=done: len(job.metrics(data)) > done, "a further step", 600)
+        wait_until(partial(_has_checkpoint, folder), "a checkpoint", 600)
+        wait_until(partial(_has_steps, job, data, done + 1), "a further step", 600)
         time.sleep(draw.random() * float(job.metrics(data)[-1]["step_time"]))
         attempt, uid = job.get()["status"]["attempt"], job.get_pod(POD)["metadata"]["uid"]
         rank = rank_of(uid)
         killed = time.time()
         rank.kill()
-
-        def is_seen(attempt: int = attempt) -> bool:
-            failure = job.get()["status"].get("lastFailure") or {}
-            return bool(failure.get("attempt", -1) == attempt)
-
-        wait_until(is_seen, "the failure in the status", 300, interval=0.05)
+        wait_until(partial(_has_failed, job, attempt), "the failure in the status", 300, interval=0.05)
         seen = time.time()
         yield {"kill": kill, "seconds": _after(job, killed, seen)}
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return any(folder.glob("step-*/manifest.json"))
+
+
+def _has_steps(job: JobOnCluster, data: Path, count: int) -> bool:
+    return len(job.metrics(data)) >= count
+
+
+def _has_failed(job: JobOnCluster, attempt: int) -> bool:
+    failure = job.get()["status"].get("lastFailure") or {}
+    return bool(failure.get("attempt", -1) == attempt)
 
 
 def _after(job: JobOnCluster, killed: float | None, seen: float) -> dict[str, float]:
@@ -144,7 +154,7 @@ def spec(strategy: str) -> dict[str, Any]:
         },
         "trainer": {"groups": [{"name": "t", "gpus": 1}]},
         "storage": {"claimName": "runs", "checkpointEverySteps": 4, "keep": 1},
-        "podTemplate": {"env": [{"name": "PYTHONPATH", "value": "/data"}]},
+        "podTemplate": {"env": [{"name": "PYTHONPATH", "value": f"/data:{ROOT}/spec:{ROOT}/workload"}]},
         "failurePolicy": {"restartStrategy": strategy, "backoffSeconds": 0, "maxRestarts": 10_000},
     }
 

@@ -174,15 +174,19 @@ def recovery(log: str, killed: float | None, seen: float = 0.0) -> dict[str, flo
 
 
 def as_table(lines: list[dict[str, Any]]) -> str:
-    """Return a Markdown table of seconds by part: of the start, and median and 95th percentile of recoveries."""
-    start = next((line["seconds"] for line in lines if line.get("kill") == 0), {})
+    """Return a Markdown table of seconds by part: of the start, median and 95th percentile of recoveries, and the
+    median of the part's share of a recovery, which says more where others use the same processors.
+    """
+    start: dict[str, float] = next((line["seconds"] for line in lines if line.get("kill") == 0), {})
     kills = [line["seconds"] for line in lines if line.get("kill")]
-    table = [f"| part | start | median of {len(kills)} kills | p95 |", "|" + " --- |" * 4]
+    table = [f"| part | start | median of {len(kills)} kills | p95 | share |", "|" + " --- |" * 5]
     for name, parts in (*GROUPS.items(), ("total", ("total",))):
         values = sorted(sum(one.get(part, 0.0) for part in parts) for one in kills)
         cells = [sum(start.get(part, 0.0) for part in parts)]
         cells += [statistics.median(values), values[-1 - len(values) // 20]] if values else []
-        table.append(f"| {name} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
+        shares = [sum(one.get(part, 0.0) for part in parts) / one["total"] for one in kills]
+        share = f"{statistics.median(shares):.0%}" if shares else ""
+        table.append(f"| {name} | {' | '.join(f'{cell:.2f}' for cell in cells)} | {share} |")
     return "\n".join(table)
 
 

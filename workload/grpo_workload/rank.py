@@ -22,6 +22,7 @@ from grpo_spec.contract import (
 from grpo_spec.reports import ExitCode
 from grpo_spec.schema import WITHOUT_RULES
 from grpo_workload.ranks import environment
+from grpo_workload.ranks.kept_objects import kept_objects
 from grpo_workload.reporting.progress_files import write_phase
 
 
@@ -37,7 +38,8 @@ def main() -> ExitCode:
     data_dir, state_dir = Path(os.environ.get(ENV_DATA_DIR, DATA_DIR)), Path(os.environ.get(ENV_STATE_DIR, STATE_DIR))
     write_phase(state_dir, int(os.environ["RANK"]), "Loading")
 
-    from grpo_workload.training.train import run_rank
+    with kept_objects():
+        from grpo_workload.training.train import run_rank
 
     return run_rank(contract, data_dir=data_dir, state_dir=state_dir)
 

@@ -13,5 +13,5 @@ from grpo_workload.launcher.launch import exit_now, main
 from grpo_workload.launcher.peers import Timing
 
 _, script, timing = sys.argv
-rank_processes.Popen = ForkedPython
+rank_processes.Popen = ForkedPython  # type: ignore[attr-defined, assignment]  # the launcher's own alone
 exit_now(main([sys.executable, script], Timing(**json.loads(timing))))

@@ -36,6 +36,10 @@ EDITS = {
         {"spec/grpo_spec/trainer.py": "import torch"},
         ["the spec loads no torch and talks to nobody BROKEN"],
     ),
+    "what a launcher reports progress with loads torch": (
+        {"workload/grpo_workload/reporting/progress_files.py": "import torch"},
+        ["launchers and the first process of engine pods load neither torch nor numpy BROKEN"],
+    ),
     "a room imports one above it": (
         {"workload/grpo_workload/storage/journal.py": "from grpo_workload.training.rollout import Rollout"},
         ["rooms of the workload BROKEN"],

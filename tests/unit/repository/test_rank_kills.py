@@ -42,4 +42,4 @@ def test_the_start_has_no_kill() -> None:
 def test_the_table_has_medians_and_95th_percentiles(kills: int, middle: str, late: str) -> None:
     lines = [{"kill": 0, "seconds": {"total": 19.0}}]
     lines += [{"kill": 1 + number, "seconds": {"total": 11.0 + number}} for number in range(kills)]
-    assert as_table(lines).splitlines()[-1] == f"| total | 19.00 | {middle} | {late} |"
+    assert as_table(lines).splitlines()[-1] == f"| total | 19.00 | {middle} | {late} | 100% |"

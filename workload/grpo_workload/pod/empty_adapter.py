@@ -1,4 +1,4 @@
-"""The adapter with which an engine starts when the trainer will send it adapters. It changes nothing. Torch-free."""
+"""The adapter with which an engine starts when the trainer will send it adapters. It changes nothing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-
-import numpy as np
-from safetensors.numpy import save_file
 
 from grpo_spec.contract import ENV_STATE_DIR, STATE_DIR
 
@@ -27,5 +24,12 @@ def write_empty_adapter(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": [], "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    nothing = {f"base_model.model.none.base_layer.lora_{half}.weight": np.zeros((1, 1), np.float32) for half in "AB"}
-    save_file(nothing, folder / "adapter_model.safetensors")
+    # By hand, as the safetensors package writes arrays of numpy or torch, which are slow to load.
+    names = [f"base_model.model.none.base_layer.lora_{half}.weight" for half in "AB"]
+    zeros = {
+        name: {"dtype": "F32", "shape": [1, 1], "data_offsets": [4 * place, 4 * place + 4]}
+        for place, name in enumerate(names)
+    }
+    head = json.dumps(zeros).encode()
+    head += b" " * (-len(head) % 8)
+    (folder / "adapter_model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(4 * len(names)))

@@ -29,6 +29,7 @@ TAIL_LINES = 30
 LINE_BYTES = 2**20
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 ANSWER_SECONDS = 10.0  # for an engine that is to go on: it may first have to give up a push whose sender is gone
+ABANDONED = "abandoned"  # weight version of an engine whose update was abandoned
 # The last line of a traceback, bare or logged. The end of the log is not enough: when a worker fails, the server itself
 # only says "see root cause above".
 _EXCEPTION = re.compile(r"(?:^|\] )([\w.]+(?:Error|Exception): .*)$")
@@ -77,21 +78,17 @@ class EngineProcess:
         first = f"; its first error is {self._first_error}" if self._first_error else ""
         return f"engine {self.engine.name} {how}{hint}{first}; the end of its log is\n" + "\n".join(self._tail)
 
-    async def can_go_on(self) -> bool:
-        """Whether the engine's core answers, and its last update of weights came to its end.
-
-        One that hangs does not answer. One that an attempt could push nothing to is better started again.
-        """
+    async def weight_version(self) -> str | None:
+        """Return the version of the engine's weights; None if its core does not answer, as one that hangs."""
         if self._process.returncode is not None:
-            return False
+            return None
         url, timeout = f"http://127.0.0.1:{self.engine.port}/weight_info", aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         try:
             async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
-                version = (await response.json())["weight_version"] if response.ok else None
+                return str((await response.json())["weight_version"]) if response.ok else None
         except (aiohttp.ClientError, TimeoutError) as error:
             logger.info("engine %s does not answer: %r", self.engine.name, error)
-            return False
-        return str(version).isdecimal()
+            return None
 
     async def stop(self, grace: float = GRACE) -> None:
         """Stop the server and all its workers: SIGTERM first, SIGKILL after `grace` seconds."""
@@ -129,6 +126,7 @@ class PodEngines:
     def __init__(self) -> None:
         self._processes: list[EngineProcess] = []
         self._made_for: object = None  # what they were started with
+        self._were_pushed_to = False  # whether the last attempt found that the one before had pushed to all
 
     async def begin(self, contract: Contract, engines: Sequence[Engine]) -> asyncio.Task[str]:
         """Start the engines, unless the same ones run already and can go on; then they do.
@@ -142,7 +140,7 @@ class PodEngines:
         else:
             await self.stop()
             await self._start(contract, engines)
-            self._made_for = wanted
+            self._made_for, self._were_pushed_to = wanted, False
         return asyncio.create_task(_first_exit(self._processes))
 
     async def stop(self) -> None:
@@ -151,7 +149,15 @@ class PodEngines:
         await asyncio.gather(*(process.stop() for process in processes))
 
     async def _can_go_on(self) -> bool:
-        return bool(self._processes) and all(await asyncio.gather(*(one.can_go_on() for one in self._processes)))
+        """Whether all answer, and have the weights of a push.
+
+        Those that two attempts pushed nothing to are better started again. One attempt alone may have been killed
+        after it had abandoned what the one before left.
+        """
+        found = await asyncio.gather(*(one.weight_version() for one in self._processes))
+        versions = [version or "" for version in found]
+        may_be_abandoned, self._were_pushed_to = self._were_pushed_to, all(one.isdecimal() for one in versions)
+        return bool(versions) and all(one.isdecimal() or (may_be_abandoned and one == ABANDONED) for one in versions)
 
     async def _start(self, contract: Contract, engines: Sequence[Engine]) -> None:
         if contract.config.pushes_adapters:

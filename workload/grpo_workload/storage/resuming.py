@@ -44,7 +44,8 @@ class Source:
     def load(self, policy: Policy) -> None:
         """Load the saved state into `policy`, which was built with `load_universal=is_universal`; collective."""
         # Files are mapped where all goes to a GPU: it is not copied in host memory before.
-        maps = config.patch("load.mmap", policy.trains_on_gpu and not self.is_universal)
+        is_mapped = policy.trains_on_gpu and not self.is_universal
+        maps = config.patch("load.mmap", is_mapped)  # type: ignore[attr-defined]  # torch installs it as it is imported
         with maps, policy.converted_arrives() if self.is_universal else policy.with_states():
             folder, _ = policy.deepspeed_engine.load_checkpoint(
                 str(self.folder.parent), tag=self.folder.name, custom_load_fn=load_trained

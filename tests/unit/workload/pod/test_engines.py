@@ -63,7 +63,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(int(sys.argv[2]))
         self.send_header("Content-Type", "application/json")
         self.end_headers()
-        self.wfile.write(b'{"weight_version": "%s"}' % sys.argv[3].encode())
+        version = open(sys.argv[3]).read() if sys.argv[3].startswith("/") else sys.argv[3]
+        self.wfile.write(b'{"weight_version": "%s"}' % version.encode())
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
@@ -103,6 +104,25 @@ async def test_an_engine_goes_on_in_a_later_attempt_if_it_is_the_same_and_was_pu
         assert (await start(pod_engines, Contract.model_validate(raw)) == first) == goes_on
     finally:
         await pod_engines.stop()
+
+
+async def test_an_engine_goes_on_once_more_after_a_rank_was_killed_before_its_first_push_had_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    contract = make_contract(Path("/nowhere"), [(1, 1)])
+    version = tmp_path / "version"
+    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", str(version)]
+    monkeypatch.setattr(engines, "engine_command", lambda *_: (command, dict(os.environ)))
+    pod_engines, processes = PodEngines(), []
+    try:
+        for found in ("default", "7", "abandoned", "4", "abandoned", "abandoned", "abandoned"):
+            version.write_text(found)
+            processes.append(await start(pod_engines, contract))
+    finally:
+        await pod_engines.stop()
+    first, *later = processes
+    assert later[:4] == [first] * 4
+    assert len(set(processes)) == 3, "one that two attempts pushed nothing to is started again, and so is a new one"
 
 
 async def test_an_engine_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,12 +29,12 @@ from grpo_workload.generation.servers.errors import (
     RefusedError,
     SilentError,
 )
+from grpo_workload.pod.engines import ABANDONED
 from grpo_workload.weights.differ import ALTERED, MARK
 
 ATTEMPTS = 4  # number of times that a call is tried
 ANSWER_SECONDS = 5.0  # deadline of a health check, which the server answers without asking its workers
 ERROR_CHARS = 500  # number of characters of a response that an error quotes
-ABANDONED = "abandoned"  # weight version of an engine whose update was abandoned
 PauseMode = Literal["wait", "keep", "abort"]
 
 
