@@ -340,6 +340,33 @@ def test_environment_pods_are_shown_with_their_own_words_and_are_not_waited_for_
     assert "math-boxes" not in left
 
 
+def test_a_volume_that_cannot_be_mounted_is_why_a_pod_is_not_ready() -> None:
+    creating = {"containerStatuses": [{"name": "grpo", "state": {"waiting": {"reason": "ContainerCreating"}}}]}
+    missing = 'MountVolume.SetUp failed for volume "sums" : configmap "sums" not found'
+    about = {"kind": "Pod", "name": "math-a-0", "uid": "math-a-0"}
+    events = [
+        {
+            "metadata": {"creationTimestamp": START},
+            "involvedObject": about | {"uid": uid},
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "lastTimestamp": f"2026-01-01T00:{minute}:00Z",
+        }
+        for uid, reason, message, minute in (
+            ("math-a-0", "FailedMount", missing, 20),
+            ("math-a-0", "FailedMount", "older", 10),
+            ("math-a-0", "Unhealthy", "a probe's", 30),
+            ("of-the-attempt-before", "FailedMount", "of another pod", 40),
+        )
+    ]
+    starting = job("Starting", RUNNING | {"status": "False", "reason": "Starting"})
+    shown = text(view(starting, pod("math-a-0", **creating), events=events))
+    assert f"math-a-0 (ranks 0-1): ContainerCreating: {missing}" in shown
+    began = text(view(starting, pod("math-a-0", **READY), events=events))
+    assert "math-a-0 (ranks" not in began, "it has got over it"
+
+
 def test_a_job_without_an_operator_says_so() -> None:
     unseen = job("Pending") | {"status": {}}
     shown = view(unseen)
