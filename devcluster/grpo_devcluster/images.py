@@ -1,14 +1,13 @@
 """Images of the devcluster: small ones are written here, the operator's is built from its Dockerfile on Debian."""
 
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from grpo_devcluster import binaries, nodeconfig, oci, packages, paths
+from grpo_devcluster import binaries, dockerfiles, nodeconfig, oci, packages, paths
 from grpo_devcluster.locks import locked
 from grpo_devcluster.oci import Entry, ImageConfig
 from grpo_devcluster.progress import say, step
@@ -93,14 +92,14 @@ def _build_base() -> Path:
         say(f"base image is built: {target}")
         return target
     packages.ensure(packages.IMAGES)
-    with tempfile.TemporaryDirectory(dir=_scratch()) as scratch, step(f"build base image (Debian {suite})"):
+    with tempfile.TemporaryDirectory(dir=dockerfiles.scratch()) as scratch, step(f"build base image (Debian {suite})"):
         root, tar = Path(scratch) / "root", Path(scratch) / "layer.tar"
         include = f"--include={','.join(_BASE_PACKAGES)}"
-        _run(["debootstrap", "--variant=minbase", include, suite, str(root), _mirror()], tail=20)
+        dockerfiles.run(["debootstrap", "--variant=minbase", include, suite, str(root), _mirror()], tail=20)
         for folder in _BASE_DROPS:
             for child in (root / folder).iterdir():
                 shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
-        _run(["tar", "--numeric-owner", "-C", str(root), "-cf", str(tar), "."])
+        dockerfiles.run(["tar", "--numeric-owner", "-C", str(root), "-cf", str(tar), "."])
         return oci.write_archive(
             target, BASE, tar, ImageConfig(("/bin/sh",), environment={"PATH": "/usr/local/bin:/usr/bin:/bin"})
         )
@@ -113,24 +112,11 @@ def _build_operator(base: Path) -> Path:
     if target.exists():
         say(f"operator image is built: {target}")
         return target
-    packages.ensure(packages.IMAGES)
-    with step("build operator image"), tempfile.TemporaryDirectory(dir=_scratch()) as scratch:
-        buildah = ["buildah", "--root", f"{scratch}/storage", "--runroot", f"{scratch}/run"]
-        _run([*buildah, "pull", f"oci-archive:{base}"])
-        build = [
-            "build",
-            "--network=host",
-            "--pull-never",
-            "--layers=false",
-            f"--build-arg=BASE={BASE}",
-            f"--tag={OPERATOR}",
-        ]
-        dockerfile = paths.REPO / "operator" / "Dockerfile"
-        _run([*buildah, *build, *_host_trust(Path(scratch)), "-f", str(dockerfile), str(paths.REPO)], tail=40)
+    with step("build operator image"), dockerfiles.buildah(base) as buildah:
+        buildah.build(paths.REPO / "operator" / "Dockerfile", OPERATOR, BASE=BASE)
         unfinished = target.with_suffix(".writing")
         unfinished.unlink(missing_ok=True)
-        _run([*buildah, "push", "--quiet", OPERATOR, f"oci-archive:{unfinished}:{OPERATOR}"])
-        _run([*buildah, "rm", "--all"])
+        buildah("push", "--quiet", OPERATOR, f"oci-archive:{unfinished}:{OPERATOR}")
         unfinished.rename(target)
     forget_old(target)
     return target
@@ -144,31 +130,9 @@ def forget_old(newest: Path) -> None:
         path.unlink()
 
 
-def _host_trust(scratch: Path) -> list[str]:
-    """Return mounts by which pip inside the build uses the same index and certificates as pip on this machine."""
-    folders = ("/etc/ssl/certs", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates")
-    mounts = [f"--volume={folder}:{folder}:ro" for folder in folders if Path(folder).exists()]
-    options = {
-        "cert": "PIP_CERT",
-        "index-url": "PIP_INDEX_URL",
-        "extra-index-url": "PIP_EXTRA_INDEX_URL",
-        "timeout": "PIP_DEFAULT_TIMEOUT",
-    }
-    lines = [f"{option} = {os.environ[variable]}" for option, variable in options.items() if variable in os.environ]
-    (scratch / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
-    return [*mounts, f"--volume={scratch}/pip.conf:/etc/pip.conf:ro"]
-
-
 def _files(path: Path) -> list[Path]:
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [f for f in found if f.is_file() and "__pycache__" not in f.parts]
-
-
-def _scratch() -> Path:
-    """Return a folder for root file systems; /tmp may be in memory."""
-    folder = paths.cache_dir() / "scratch"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _mirror() -> str:
@@ -181,13 +145,3 @@ def _mirror() -> str:
 def _os_release() -> dict[str, str]:
     lines = Path("/etc/os-release").read_text().splitlines()
     return {k: v.strip('"') for k, _, v in (line.partition("=") for line in lines)}
-
-
-def _run(command: list[str], tail: int = 10) -> None:
-    environment = {**os.environ, "STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    if done.returncode:
-        lines = done.stdout.splitlines()[-tail:]
-        raise RuntimeError("\n".join([f"{command[0]} failed with {done.returncode}:", *lines]))

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from grpo_spec.contract import Device
-from grpo_spec.trainer import TrainerConfig
 from support.paths import PROGRAMS
 from support.trainer.gpu_jobs import become_only_rank, run_on_gpu
 from support.trainer.random_llama import make_random_llama
+from support.trainer.step_settings import bare_settings
 
 pytestmark = pytest.mark.vllm
 
@@ -113,15 +113,12 @@ def make_policy(model: Path, *, in_4_bits: bool) -> tuple[Any, Any]:
     from grpo_workload.policy.step.policy import Policy
 
     AcceleratorState._reset_state(reset_partial_state=True)
-    config = TrainerConfig.model_validate(
-        {
-            "model": {"path": str(model)},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {"importanceSamplingCorrection": "none"},
-            "lora": {"loadIn4Bit": in_4_bits},
-            "parallelism": {"gradientCheckpointing": True},
-        }
+    config = bare_settings(
+        str(model),
+        "bfloat16",
+        training={"importanceSamplingCorrection": "none"},
+        lora={"loadIn4Bit": in_4_bits},
+        parallelism={"gradientCheckpointing": True},
     )
     return Policy(config, Device.CUDA, timeout_seconds=120, pad_token_id=2), config.training
 

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from grpo_spec.contract import Device
-from grpo_spec.trainer import TrainerConfig
 from grpo_spec.training import MICRO_BATCH_TOKENS
 from grpo_workload.algorithm.loss import LossScale
 from support.trainer.gpu_jobs import become_only_rank, run_on_gpu
 from support.trainer.random_llama import make_random_llama
+from support.trainer.step_settings import bare_settings
 
 GIB = 2**30
 ROOM = 4 * GIB
@@ -50,15 +50,12 @@ def make_policy(model: Path, parallelism: dict[str, Any], lora: dict[str, Any] |
     from grpo_workload.policy.step.policy import Policy
 
     AcceleratorState._reset_state(reset_partial_state=True)
-    config = TrainerConfig.model_validate(
-        {
-            "model": {"path": str(model), "dtype": "bfloat16"},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {"maxCompletionLength": LENGTH, "importanceSamplingCorrection": "none"},
-            "parallelism": {"gradientCheckpointing": True, **parallelism},
-            "lora": lora,
-        }
+    config = bare_settings(
+        str(model),
+        "bfloat16",
+        training={"maxCompletionLength": LENGTH, "importanceSamplingCorrection": "none"},
+        parallelism={"gradientCheckpointing": True, **parallelism},
+        lora=lora,
     )
     return Policy(config, Device.CUDA, timeout_seconds=120, pad_token_id=2)
 

@@ -20,6 +20,7 @@ from grpo_workload.capacity.states import num_parameters
 from support.paths import PROGRAMS
 from support.trainer.gpu_jobs import become_only_rank
 from support.trainer.random_llama import make_random_llama
+from support.trainer.step_settings import bare_settings
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,14 +49,11 @@ def make_policy(model: Path, stage: int, dtype: str, offload: str) -> tuple[Any,
     from grpo_workload.policy.step.policy import Policy
 
     AcceleratorState._reset_state(reset_partial_state=True)
-    config = TrainerConfig.model_validate(
-        {
-            "model": {"path": str(model), "dtype": "bfloat16"},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {"learningRate": 1e-3, "importanceSamplingCorrection": "none"},
-            "parallelism": {"zeroStage": stage, "offloadOptimizer": offload, "optimizerDtype": dtype},
-        }
+    config = bare_settings(
+        str(model),
+        "bfloat16",
+        training={"learningRate": 1e-3, "importanceSamplingCorrection": "none"},
+        parallelism={"zeroStage": stage, "offloadOptimizer": offload, "optimizerDtype": dtype},
     )
     return Policy(config, Device.CUDA, timeout_seconds=120, pad_token_id=PAD), config
 

@@ -47,6 +47,7 @@ def render(
     from grpo_cli.documents.manifest import load_job
     from grpo_cli.documents.yaml_values import write_yaml
     from grpo_cli.screen.rank_table import table
+    from grpo_cli.screen.words import counted
     from grpo_operator.layout.contracts import make_contract
     from grpo_operator.layout.manifests import manifests
     from grpo_operator.layout.topology import plan_topology
@@ -55,10 +56,11 @@ def render(
     document = load_job(manifest)
     job = _with_site(document, namespace, kubeconfig, context) if cluster else document.job(namespace or "default")
     topology = plan_topology(job)
+    ranks = counted(topology.world_size, "rank")
     contract = make_contract(job, topology, 0)
     if show in ("all", "ranks"):
         _comment(
-            f"{len(topology.pods)} pods, {topology.world_size} ranks, {len(topology.engines)} vLLM servers",
+            ", ".join((counted(len(topology.pods), "pod"), ranks, counted(len(topology.engines), "vLLM server"))),
             table(contract),
         )
     if show in ("all", "configs"):
@@ -111,13 +113,15 @@ def run(manifest: Path, output: Path, namespace: str) -> None:
     from grpo_cli.documents.manifest import load_job
     from grpo_cli.local import processes
     from grpo_cli.local.variables import variables
+    from grpo_cli.screen.words import counted
     from grpo_operator.layout.topology import plan_topology
 
     job = load_job(manifest).job(namespace)
     topology = plan_topology(job)
     given = variables(job, topology)
     output = (output / time.strftime("%Y%m%d-%H%M%S")).resolve()
-    print(f"{len(topology.members)} pods, {topology.world_size} ranks; logs below {output / 'pods'}", flush=True)
+    pods, ranks = counted(len(topology.members), "pod"), counted(topology.world_size, "rank")
+    print(f"{pods}, {ranks}; logs below {output / 'pods'}", flush=True)
     if given.elsewhere:
         print(
             f"of podTemplate, not set here: {', '.join(given.elsewhere)}: only a cluster has their values", flush=True

@@ -53,6 +53,12 @@ def newest(events: Sequence[Object], job: str, now: datetime) -> list[Happening]
     ]
 
 
+def warnings_of_pods(events: Sequence[Object]) -> dict[str, str]:
+    """Return the message of the newest warning about each pod, by the pod's UID."""
+    found = [one for one in events if one.get("type") == "Warning" and one.get("reason") not in NOISE]
+    return {str(one["involvedObject"].get("uid")): str(one.get("message", "")) for one in sorted(found, key=_moment)}
+
+
 def _moment(event: Object) -> str:
     newest = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     # Some have microseconds, some only seconds.

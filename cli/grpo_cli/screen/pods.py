@@ -13,6 +13,9 @@ from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.layout.topology import Topology
 from grpo_spec.contract import Member
 
+CREATING = "ContainerCreating"
+"""Why a pod is not ready that a node has taken, in kubelet's words."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTrouble:
@@ -39,12 +42,19 @@ def running_master(topology: Topology | None, pods: Sequence[Mapping[str, Any]])
     return master if master and master.pod in running_pods(pods) else None
 
 
-def troubles(topology: Topology, pods: Sequence[Mapping[str, Any]]) -> list[PodTrouble]:
-    """Return the pods of the topology that are not ready, by cause, in order of ranks."""
+def troubles(topology: Topology, pods: Sequence[Mapping[str, Any]], warnings: Mapping[str, str]) -> list[PodTrouble]:
+    """Return the pods of the topology that are not ready, by cause, in order of ranks.
+
+    `warnings`: the newest warning about a pod, by its UID. It is the cause while a container is being created: a volume
+    that cannot be mounted is in no status.
+    """
     there = {pod["metadata"]["name"]: pod for pod in pods}
     causes: dict[str, list[str]] = {}
     for pod in (*topology.pods, *topology.environment_pods):
-        if cause := why_not_ready_yet(read_pod(there[pod]), there[pod]) if pod in there else "does not exist yet":
+        cause = why_not_ready_yet(read_pod(there[pod]), there[pod]) if pod in there else "does not exist yet"
+        if cause == CREATING and (warning := warnings.get(there[pod]["metadata"]["uid"])):
+            cause = f"{cause}: {warning}"
+        if cause:
             causes.setdefault(cause, []).append(pod)
     ranks = ranks_of(topology)
     return [

@@ -85,8 +85,8 @@ def screen(view: JobView) -> RenderableType:
         rows.add_row("warning", Text(view.warning, style="yellow"))
     if view.doing and not view.rank_phases:
         rows.add_row("rank 0", view.doing)
-    for phase, ranks in view.rank_phases.items():
-        rows.add_row("", f"{phase}: rank{'' if ranks.isdigit() else 's'} {ranks}")
+    for place, (phase, ranks) in enumerate(view.rank_phases.items()):
+        rows.add_row("" if place else "ranks", f"{phase}: rank{'' if ranks.isdigit() else 's'} {ranks}")
     if view.note:
         rows.add_row("curve", Text(f"unknown: {view.note}", style="dim"))
     parts.append(rows)
@@ -157,7 +157,7 @@ def _training_rows(training: Training) -> Iterable[tuple[str, RenderableType]]:
         yield "late", Text(training.slowest, style="yellow")
     if training.idle_seconds is not None:
         idle = words.duration(training.idle_seconds)
-        yield "late", Text(f"no step for {idle}; the ranks are in:", style="yellow")
+        yield "late", Text(f"no step for {idle}", style="yellow")
 
 
 def _groups(view: JobView) -> Table:

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_cli.screen import words
 from grpo_cli.screen.bill import describe_usage
 from grpo_cli.screen.cures import CURES
-from grpo_cli.screen.events import Happening, newest
+from grpo_cli.screen.events import Happening, newest, warnings_of_pods
 from grpo_cli.screen.origins import describe_site, queue_label
 from grpo_cli.screen.pods import PodTrouble, leftovers, troubles
 from grpo_cli.screen.training import LauncherReport, Training, read_training
@@ -106,7 +106,7 @@ def make_view(
         gives_up=_gives_up(job, status, now) if phase in ("Pending", "Starting", "Restarting") else "",
         groups=status.groups,
         shapes=_shapes(topology) if topology else {},
-        troubles=_troubles(topology, pods, status),
+        troubles=_troubles(topology, pods, status, warnings_of_pods(events)),
         rank_phases=_by_phase(report.rank_phases),
         doing=report.progress.phase if report.progress and phase == "Running" else "",
         warning=_warning(status),
@@ -127,7 +127,9 @@ def _shapes(topology: Topology) -> dict[str, str]:
     return {one.name: f"{one.spec.replicas} x {one.gpus}" for one in groups}
 
 
-def _troubles(topology: Topology | None, pods: Sequence[Object], status: GRPOJobStatus) -> list[PodTrouble]:
+def _troubles(
+    topology: Topology | None, pods: Sequence[Object], status: GRPOJobStatus, warnings: Mapping[str, str]
+) -> list[PodTrouble]:
     if topology is None or status.attempt is None or is_terminal(status):
         return []
     if rests(status):
@@ -135,7 +137,7 @@ def _troubles(topology: Topology | None, pods: Sequence[Object], status: GRPOJob
     if holds(status, Condition.RESTARTING):
         stay = topology.environment_pods
         return leftovers([pod for pod in pods if pod["metadata"]["name"] not in stay])
-    return troubles(topology, pods)
+    return troubles(topology, pods, warnings)
 
 
 def _why(job: Object, status: GRPOJobStatus, age: float) -> tuple[str, str, str]:

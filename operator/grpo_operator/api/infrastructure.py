@@ -177,5 +177,5 @@ class CacheSpec(Section):
         ge=60,
         le=31_536_000,
         description="Seconds after which the job fails if prefetch has not succeeded, however often it was tried. A "
-        "suspension begins it anew; what is downloaded stays. Raise it where the model takes longer.",
+        "suspension begins it again; what is downloaded stays. Raise it where the model takes longer.",
     )

@@ -97,5 +97,5 @@ def find_renewals(job: Job, status: GRPOJobStatus, observed: Observed) -> tuple[
     return tuple(
         (pod.name, pod.uid)
         for pod in observed.pods.values()
-        if pod.attempt == status.pods_attempt and pod.told != status.attempt and pod.deletion_time is None
+        if pod.attempt == status.pods_attempt and pod.announced_attempt != status.attempt and pod.deletion_time is None
     )

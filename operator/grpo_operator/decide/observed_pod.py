@@ -55,7 +55,7 @@ class ObservedPod:
     controller_place: tuple[str, str] = ("", "")  # its kind and name
     is_orphan: bool = False  # it has no controller, so nothing ends it
     deleted_for_good: bool = False  # without a grace period: only finalizers keep it
-    told: int | None = None  # the attempt that begins in it, as its annotation says
+    announced_attempt: int | None = None  # the attempt that begins in it, as its annotation says
     scheduled: datetime | None = None  # time since which it holds its GPUs
     gone_at: datetime | None = None  # time when the operator saw that it no longer exists
 
@@ -111,7 +111,7 @@ def read_pod(pod: Object) -> ObservedPod:
         controller_place=(text(controller_of(pod).get("kind")), text(controller_of(pod).get("name"))),
         is_orphan=not controller_of(pod),
         deleted_for_good="deletionTimestamp" in metadata and metadata.get("deletionGracePeriodSeconds") == 0,
-        told=_number(mapping(metadata.get("annotations")).get(names.ANNOTATION_ATTEMPT), None),
+        announced_attempt=_number(mapping(metadata.get("annotations")).get(names.ANNOTATION_ATTEMPT), None),
         scheduled=_scheduled(pod, status),
     )
 

@@ -71,7 +71,7 @@ def find_placement_timeout(draft: Draft, topology: Topology, observed: Observed)
 
 
 def find_limits(draft: Draft, topology: Topology, observed: Observed) -> dict[str, int]:
-    """Return how many pods StatefulSets may have yet in an attempt that begins; those that are missing, all."""
+    """Return the replica limit of each StatefulSet while the attempt is being placed; no entry means no limit."""
     if draft.status.running_time is not None:
         return {}
     pods = pods_of_attempt(draft, topology, observed)
@@ -84,11 +84,10 @@ def find_limits(draft: Draft, topology: Topology, observed: Observed) -> dict[st
 
 
 def _held(topology: Topology, pods: Sequence[ObservedPod]) -> tuple[Group, ...]:
-    """Return the groups whose pods must not exist yet.
+    """Return the groups to hold back: groups of smaller pods wait until the scheduler has tried every larger pod.
 
-    Those with fewer GPUs a pod than one whose pods the scheduler has not all looked at. Where it finds no node for a
-    larger pod, smaller ones do not wait: an autoscaler adds nodes for all that it sees. Of a gang it looks at no pod
-    before all exist.
+    Where it finds no node for a larger pod, smaller ones do not wait: an autoscaler adds nodes for all that it sees.
+    Of a gang it looks at no pod before all exist.
     """
     if topology.gang_pods:
         return () if _placed(pods, topology.gang_pods) else topology.elastic_groups

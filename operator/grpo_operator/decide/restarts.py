@@ -146,7 +146,7 @@ def recreate(draft: Draft, why: str) -> None:
 def replace_spares(draft: Draft, failures: Sequence[Failure], observed: Observed) -> None:
     """Replace the pods of engines that the job does not need: nothing counts, and only the wait of each doubles.
 
-    As for a container of a kubelet, a wait begins anew when its engine has run for twice the longest one.
+    As for a container of a kubelet, a wait begins again when its engine has run for twice the longest one.
     """
     if not failures:
         return

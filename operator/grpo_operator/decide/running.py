@@ -123,7 +123,7 @@ def _still(said: Progress | None, draft: Draft) -> str:
 
 
 def _elastic(status: GRPOJobStatus, topology: Topology, observed: Observed) -> str:
-    """Say how many pods are ready of those that the job does not need, and what the first other one waits for."""
+    """Describe the elastic pods: how many are ready, and what blocks the first that is not."""
     wanted = topology.elastic_pods
     late = [name for name in wanted if name not in observed.pods or not observed.pods[name].ready]
     more = f", and {len(wanted) - len(late)} of {len(wanted)} elastic ones" if wanted else ""

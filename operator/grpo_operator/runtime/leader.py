@@ -5,7 +5,7 @@ library's own loop is not safe to act on:
 
 * Its requests may take five minutes, and aiohttp's errors end it. So an API server that hangs keeps a leader that
   nobody has renewed. Here every request has a deadline.
-* It counts the renew deadline anew after each pause, from the answer. Two pauses and a slow answer outlast the Lease.
+* It counts the renew deadline again after each pause, from the answer. Two pauses and a slow answer outlast the Lease.
   Here the deadline counts from the moment before the request that renewed the Lease, and a timer keeps it.
 * A leader whose Lease another has taken tries on until the deadline. Here it stops at once.
 * It reads the wall clock, which may jump, to tell whether another's Lease is over. `_Lock` asks the loop's clock too.

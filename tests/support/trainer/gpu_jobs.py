@@ -14,10 +14,10 @@ import torch.distributed as dist
 import yaml
 
 from grpo_spec.contract import Device
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.ranks import environment
 from support.paths import PROGRAMS
 from support.trainer.only_rank import only_rank
+from support.trainer.step_settings import bare_settings
 
 
 def run_on_gpu(folder: Path, spec: dict[str, Any], *, seconds: float = 300) -> list[dict[str, Any]]:
@@ -44,18 +44,15 @@ def colocated_engine(model: Any, **engine_args: Any) -> Any:
     become_only_rank()
     from grpo_workload.generation.colocate import ColocateGenerator  # reads the variables above
 
-    config = TrainerConfig.model_validate(
-        {
-            "model": {"path": str(model.name_or_path), "dtype": "bfloat16"},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {"maxCompletionLength": 16},
-            "generation": {
-                "maxModelLen": 128,
-                "kvCacheMemory": "2Gi",
-                "engineArgs": {"enforce_eager": True, **engine_args},
-            },
-        }
+    config = bare_settings(
+        str(model.name_or_path),
+        "bfloat16",
+        training={"maxCompletionLength": 16},
+        generation={
+            "maxModelLen": 128,
+            "kvCacheMemory": "2Gi",
+            "engineArgs": {"enforce_eager": True, **engine_args},
+        },
     )
     torch.cuda.set_device(0)
     dist.init_process_group("nccl")

@@ -1,4 +1,4 @@
-"""Settings of the programs that take steps on `fixed_samples`: no rows are read, and no reward is called."""
+"""Settings of programs and tests without a job: no rows are read, and no reward is called."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_spec.trainer import TrainerConfig
+
+
+def bare_settings(model: str, dtype: str, **sections: Any) -> TrainerConfig:
+    """Return settings of a policy in the folder `model`; rows and rewards are named, as each job must, but not used."""
+    unused = {"dataset": {"path": "unused"}, "rewards": [{"name": "unused", "stopped": {}}]}
+    return TrainerConfig.model_validate({"model": {"path": model, "dtype": dtype}, **unused, **sections})
 
 
 def step_settings(
@@ -22,13 +28,10 @@ def step_settings(
     `training` and `parallelism` add fields to these sections, or replace theirs; `sections` are further ones.
     """
     large = {"perDeviceTrainBatchSize": 4, "learningRate": 1e-3, "weightDecay": 0.5}
-    return TrainerConfig.model_validate(
-        {
-            "model": {"path": model, "dtype": dtype},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {**large, "importanceSamplingCorrection": "none", **(training or {})},
-            "parallelism": {"zeroStage": int(stage), **(parallelism or {})},
-            **sections,
-        }
+    return bare_settings(
+        model,
+        dtype,
+        training={**large, "importanceSamplingCorrection": "none", **(training or {})},
+        parallelism={"zeroStage": int(stage), **(parallelism or {})},
+        **sections,
     )

@@ -25,7 +25,6 @@ from results import error_of, report
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.memory.optimizer_offload import adam
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather, join
@@ -35,6 +34,7 @@ from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.fence import Fence
 from grpo_workload.storage.manifest import read_manifest
+from support.trainer.step_settings import bare_settings
 
 model_files.FILE_BYTES = 100_000  # so that each rank has files of the model to write
 STATE = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=2, zero_stage=2)
@@ -45,14 +45,13 @@ class Trainer:
 
     def __init__(self, model, data, run, *, stage=2, dtype="bfloat16", lora=False, offload="none", training=None):
         AcceleratorState._reset_state(reset_partial_state=True)
-        fields = {
-            "model": {"path": model, "dtype": dtype},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {"perDeviceTrainBatchSize": 4, "importanceSamplingCorrection": "none", **(training or {})},
-            "parallelism": {"zeroStage": stage, "offloadOptimizer": offload},
-        }
-        self.config = TrainerConfig.model_validate(fields | ({"lora": {"r": 4}} if lora else {}))
+        self.config = bare_settings(
+            model,
+            dtype,
+            training={"perDeviceTrainBatchSize": 4, "importanceSamplingCorrection": "none", **(training or {})},
+            parallelism={"zeroStage": stage, "offloadOptimizer": offload},
+            lora={"r": 4} if lora else None,
+        )
         self.policy = Policy(self.config, Device.CPU, timeout_seconds=60, pad_token_id=PAD)
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.data, self.run = Path(data), run

@@ -22,7 +22,6 @@ from fixed_samples import train_on
 from sampled_ahead import ENGINE_ARGS, sample_ahead
 from transformers import AutoTokenizer
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Prompt, Sample
@@ -39,6 +38,7 @@ from grpo_workload.weights import export
 from grpo_workload.weights.differ import WeightsAlteredError, WeightsDifferError
 from support.trainer.corrupt import CHANGES, changing
 from support.trainer.listeners import Heard
+from support.trainer.step_settings import bare_settings
 from support.trainer.stops import are_stopped, word_in
 
 NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
@@ -157,28 +157,25 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
     rank = int(os.environ["RANK"])
     beginning = LONG if trains == "4bit" else ()  # one case is enough: it takes longer
     max_model_len = 64 + len(beginning)
-    config = TrainerConfig.model_validate(
-        {
-            "model": {"path": model, "dtype": dtype},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {
-                "learningRate": 1e-3,
-                "lrSchedulerType": "constant",
-                "maxCompletionLength": LENGTH,
-                "temperature": TEMPERATURE,
-                "perDeviceTrainBatchSize": 4,
-                "maxStaleness": staleness,
-            },
-            "parallelism": {"zeroStage": zero_stage},
-            **({} if trains == "all" else {"lora": {"modulesToSave": ["norm"], "loadIn4Bit": trains == "4bit"}}),
-            "generation": {
-                "tensorParallel": tensor_parallel,
-                "maxModelLen": max_model_len,
-                "kvCacheMemory": "64Mi",
-                "engineArgs": {"enforce_eager": True} | (ENGINE_ARGS if staleness else {}),
-            },
-        }
+    config = bare_settings(
+        model,
+        dtype,
+        training={
+            "learningRate": 1e-3,
+            "lrSchedulerType": "constant",
+            "maxCompletionLength": LENGTH,
+            "temperature": TEMPERATURE,
+            "perDeviceTrainBatchSize": 4,
+            "maxStaleness": staleness,
+        },
+        parallelism={"zeroStage": zero_stage},
+        **{} if trains == "all" else {"lora": {"modulesToSave": ["norm"], "loadIn4Bit": trains == "4bit"}},
+        generation={
+            "tensorParallel": tensor_parallel,
+            "maxModelLen": max_model_len,
+            "kvCacheMemory": "64Mi",
+            "engineArgs": {"enforce_eager": True} | (ENGINE_ARGS if staleness else {}),
+        },
     )
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
     initial = load_model(config, torch.device("cpu")) if zero_stage < 3 else None

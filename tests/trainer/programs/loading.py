@@ -25,11 +25,11 @@ from transformers import core_model_loading
 from transformers.integrations import HfDeepSpeedConfig
 
 from grpo_spec.lora import LoraConfig
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.adapters import four_bit
 from grpo_workload.policy.model import load
 from grpo_workload.policy.model.load import load_model
 from grpo_workload.ranks.collectives import join
+from support.trainer.step_settings import bare_settings
 
 CPU = torch.device("cpu")
 ZERO_3 = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
@@ -37,12 +37,9 @@ LORA = LoraConfig.model_validate({"loadIn4Bit": True})
 
 
 def configured(path):
-    return TrainerConfig.model_validate(
-        {
-            "model": {"path": str(path), "dtype": "bfloat16"},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-        }
+    return bare_settings(
+        str(path),
+        "bfloat16",
     )
 
 

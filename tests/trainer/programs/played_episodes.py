@@ -18,7 +18,6 @@ environment.prepare(Device.CPU, os.environ)
 import torch
 from vllm import SamplingParams
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Prompt, Sample
 from grpo_workload.generation.colocate import ColocateGenerator
@@ -29,6 +28,7 @@ from grpo_workload.ranks.collectives import gather
 from grpo_workload.ranks.seeds import sample_seed
 from support.trainer.listeners import Heard
 from support.trainer.scripted_episodes import ENDS, scripted_episodes, turns_of
+from support.trainer.step_settings import bare_settings
 
 NUM_GENERATIONS, LENGTH, TEMPERATURE = 4, 40, 0.7
 
@@ -58,20 +58,17 @@ def differences(policy, prompt, completion):
 
 def main(model, out, tensor_parallel, staleness):
     rank = int(os.environ["RANK"])
-    config = TrainerConfig.model_validate(
-        {
-            "model": {"path": model, "dtype": "float32"},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "tools": [{"function": "unused:tool"}],
-            "training": {"maxCompletionLength": LENGTH, "temperature": TEMPERATURE, "maxStaleness": staleness},
-            "generation": {
-                "tensorParallel": tensor_parallel,
-                "maxModelLen": 128,
-                "kvCacheMemory": "64Mi",
-                "engineArgs": {"enforce_eager": True, "max_num_batched_tokens": 128},
-            },
-        }
+    config = bare_settings(
+        model,
+        "float32",
+        tools=[{"function": "unused:tool"}],
+        training={"maxCompletionLength": LENGTH, "temperature": TEMPERATURE, "maxStaleness": staleness},
+        generation={
+            "tensorParallel": tensor_parallel,
+            "maxModelLen": 128,
+            "kvCacheMemory": "64Mi",
+            "engineArgs": {"enforce_eager": True, "max_num_batched_tokens": 128},
+        },
     )
     policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=2)
     generator = ColocateGenerator(config, Device.CPU, scripted_episodes(LENGTH, 80))

@@ -27,13 +27,13 @@ from fixed_samples import PAD, take_step
 from transformers import AutoTokenizer
 
 from grpo_spec.storage import ExportConfig
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.memory.optimizer_offload import adam
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import join
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.exports import Exports
+from support.trainer.step_settings import bare_settings
 
 
 @contextmanager
@@ -91,28 +91,25 @@ def main(model, data, out, attempt, plans):
         run, dtype, stage, *others = plan.split(":")
         optimizer_dtype = others[0] if others else "float32"
         offload = "generating" if run.startswith("away") else "none"
-        config = TrainerConfig.model_validate(
-            {
-                "model": {"path": model, "dtype": dtype},
-                "dataset": {"path": "unused"},
-                "rewards": [{"name": "unused", "stopped": {}}],
-                "training": {
-                    "learningRate": 1e-3,
-                    "weightDecay": 0.5,
-                    "warmupSteps": 3,
-                    "lrSchedulerType": "cosine_with_min_lr",
-                    "lrSchedulerKwargs": {"min_lr_rate": 0.1},
-                    "perDeviceTrainBatchSize": 4,
-                    "importanceSamplingCorrection": "none",
-                    **({"beta": 0.1, "syncRefModel": True, "refModelSyncSteps": 2} if run == "sync" else {}),
-                },
-                "parallelism": {
-                    "zeroStage": int(stage),
-                    "offloadOptimizer": offload,
-                    "optimizerDtype": optimizer_dtype,
-                },
-                **({"lora": {"modulesToSave": ["norm"]}} if run.endswith("lora") else {}),
-            }
+        config = bare_settings(
+            model,
+            dtype,
+            training={
+                "learningRate": 1e-3,
+                "weightDecay": 0.5,
+                "warmupSteps": 3,
+                "lrSchedulerType": "cosine_with_min_lr",
+                "lrSchedulerKwargs": {"min_lr_rate": 0.1},
+                "perDeviceTrainBatchSize": 4,
+                "importanceSamplingCorrection": "none",
+                **({"beta": 0.1, "syncRefModel": True, "refModelSyncSteps": 2} if run == "sync" else {}),
+            },
+            parallelism={
+                "zeroStage": int(stage),
+                "offloadOptimizer": offload,
+                "optimizerDtype": optimizer_dtype,
+            },
+            **{"lora": {"modulesToSave": ["norm"]}} if run.endswith("lora") else {},
         )
         checkpoints = Checkpoints(Path(data), run, keep=9, attempt=int(attempt), pod_uid=f"uid-{attempt}")
         try:

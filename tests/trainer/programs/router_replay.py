@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from results import report
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.micro_batch import MicroBatch, micro_batch
 from grpo_workload.algorithm.samples import Completion, Prompt, Sample
@@ -29,21 +28,19 @@ from grpo_workload.generation.colocate import ColocateGenerator
 from grpo_workload.policy.model.router_replay import check_routed
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.trial import try_policy
+from support.trainer.step_settings import bare_settings
 
 PROMPTS, PROMPT_TOKENS = 8, 24
-config = TrainerConfig.model_validate(
-    {
-        "model": {"path": model, "dtype": dtype},
-        "dataset": {"path": "unused"},
-        "rewards": [{"name": "unused", "stopped": {}}],
-        "training": {"routerReplay": True, "maxCompletionLength": 32},
-        "parallelism": {"zeroStage": 2, "gradientCheckpointing": True},
-        "generation": {
-            "maxModelLen": 256,
-            "kvCacheMemory": "1Gi" if device == Device.CUDA else "64Mi",
-            "engineArgs": {"enforce_eager": True},
-        },
-    }
+config = bare_settings(
+    model,
+    dtype,
+    training={"routerReplay": True, "maxCompletionLength": 32},
+    parallelism={"zeroStage": 2, "gradientCheckpointing": True},
+    generation={
+        "maxModelLen": 256,
+        "kvCacheMemory": "1Gi" if device == Device.CUDA else "64Mi",
+        "engineArgs": {"enforce_eager": True},
+    },
 )
 
 

@@ -22,39 +22,36 @@ import torch
 from accelerate.state import AcceleratorState
 from fixed_samples import PAD, by_rank, samples, take_generation, take_step
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.model import tiles
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.trial import try_policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.training.kl_penalty import divergences
+from support.trainer.step_settings import bare_settings
 
 tiles.TILE = 5
 
 
 def configured(mode, model, sequence):
     stage, _, kind = mode.partition(":")
-    return TrainerConfig.model_validate(
-        {
-            "model": {"path": model, "dtype": "bfloat16" if stage.endswith("b") else "float32"},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {
-                "learningRate": 1.0,
-                "maxSteps": 10,
-                "adamEpsilon": 1.0,  # so that a step is nearly the gradient
-                "maxGradNorm": 1e6,
-                "maxTokensPerMicroBatch": 48,
-                "beta": 0.1,
-                "entropyCoef": 0.1,
-                "repetitionPenalty": 1.1,
-                "topEntropyQuantile": 0.6,
-                "importanceSamplingCorrection": "none",
-                "routerReplay": kind == "replay",
-            },
-            "parallelism": {"zeroStage": int(stage[0]), "gradientCheckpointing": stage != "0", "sequence": sequence},
-            "lora": {"r": 4, "alpha": 64} if kind == "lora" else None,
-        }
+    return bare_settings(
+        model,
+        "bfloat16" if stage.endswith("b") else "float32",
+        training={
+            "learningRate": 1.0,
+            "maxSteps": 10,
+            "adamEpsilon": 1.0,  # so that a step is nearly the gradient
+            "maxGradNorm": 1e6,
+            "maxTokensPerMicroBatch": 48,
+            "beta": 0.1,
+            "entropyCoef": 0.1,
+            "repetitionPenalty": 1.1,
+            "topEntropyQuantile": 0.6,
+            "importanceSamplingCorrection": "none",
+            "routerReplay": kind == "replay",
+        },
+        parallelism={"zeroStage": int(stage[0]), "gradientCheckpointing": stage != "0", "sequence": sequence},
+        lora={"r": 4, "alpha": 64} if kind == "lora" else None,
     )
 
 

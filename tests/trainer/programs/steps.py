@@ -24,47 +24,44 @@ from accelerate.state import AcceleratorState
 from fixed_samples import PAD, by_rank, samples, shares_prompts, take_generation, take_step
 from plain_steps import plain_steps
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.memory.optimizer_offload import adam
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.trial import try_policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.training.kl_penalty import divergences
+from support.trainer.step_settings import bare_settings
 
 
 def main(model, out, micro_batch_size, beta, stages):
     results = {}
     for name in stages:
         stage, coalesce = int(name[0]), name.endswith("+")
-        config = TrainerConfig.model_validate(
-            {
-                "model": {"path": model, "dtype": "bfloat16" if name.endswith("b") else "float32"},
-                "dataset": {"path": "unused"},
-                "rewards": [{"name": "unused", "stopped": {}}],
-                "training": {
-                    "perDeviceTrainBatchSize": micro_batch_size,
-                    "learningRate": 1e-3,
-                    "maxSteps": 10,
-                    "adamBeta1": 0.8,
-                    "adamBeta2": 0.95,
-                    "adamEpsilon": 1e-4,
-                    "weightDecay": 1.0,
-                    "temperature": 0.7,
-                    "maxGradNorm": 0.5,
-                    "beta": beta,
-                    "entropyCoef": beta,
-                    "repetitionPenalty": 1 + beta,
-                    "frequencyPenalty": beta,
-                    "topEntropyQuantile": 0.6 if beta else 1,
-                    "importanceSamplingCorrection": "none",
-                },
-                "parallelism": {
-                    "zeroStage": stage,
-                    "gradientCheckpointing": stage == 2,
-                    "coalesceGradReduction": coalesce,
-                    "offloadOptimizer": "cpu" if name.endswith("c") else "none",
-                },
-            }
+        config = bare_settings(
+            model,
+            "bfloat16" if name.endswith("b") else "float32",
+            training={
+                "perDeviceTrainBatchSize": micro_batch_size,
+                "learningRate": 1e-3,
+                "maxSteps": 10,
+                "adamBeta1": 0.8,
+                "adamBeta2": 0.95,
+                "adamEpsilon": 1e-4,
+                "weightDecay": 1.0,
+                "temperature": 0.7,
+                "maxGradNorm": 0.5,
+                "beta": beta,
+                "entropyCoef": beta,
+                "repetitionPenalty": 1 + beta,
+                "frequencyPenalty": beta,
+                "topEntropyQuantile": 0.6 if beta else 1,
+                "importanceSamplingCorrection": "none",
+            },
+            parallelism={
+                "zeroStage": stage,
+                "gradientCheckpointing": stage == 2,
+                "coalesceGradReduction": coalesce,
+                "offloadOptimizer": "cpu" if name.endswith("c") else "none",
+            },
         )
         policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
         if int(os.environ["WORLD_SIZE"]) > 1:  # a step does not depend on whether the policy was tried before

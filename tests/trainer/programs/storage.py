@@ -20,13 +20,13 @@ import torch.distributed as dist
 from results import error_of, report
 from transformers import AutoTokenizer
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.storage.background import Background
 from grpo_workload.storage.checkpoint_content import TrainerState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.fence import Fence
+from support.trainer.step_settings import bare_settings
 
 PAD = 2
 
@@ -35,12 +35,8 @@ class Trainer:
     """A policy that runs of any name save; it is never trained."""
 
     def __init__(self, model, data):
-        config = {
-            "model": {"path": model, "dtype": "float32"},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-        }
-        self.policy = Policy(TrainerConfig.model_validate(config), Device.CPU, timeout_seconds=60, pad_token_id=PAD)
+        config = bare_settings(model, "float32")
+        self.policy = Policy(config, Device.CPU, timeout_seconds=60, pad_token_id=PAD)
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.data = Path(data)
 

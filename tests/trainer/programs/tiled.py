@@ -22,10 +22,10 @@ from accelerate.state import AcceleratorState
 from fixed_samples import PAD, samples, take_step
 from results import report
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.policy.model import tiles
 from grpo_workload.policy.step.policy import Policy
+from support.trainer.step_settings import bare_settings
 
 ADAPTERS = {
     "": None,
@@ -38,25 +38,22 @@ tiles.TILE = 5
 
 def configured(mode, model, *, tiled):
     stage, _, adapters = mode.partition(":")
-    return TrainerConfig.model_validate(
-        {
-            "model": {"path": model, "dtype": "float32"},
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {
-                "learningRate": 1.0,
-                "adamEpsilon": 1.0,  # so that the step is nearly the gradient
-                "maxGradNorm": 1e6,
-                "beta": 0.1,
-                "importanceSamplingCorrection": "none",
-            },
-            "parallelism": {
-                "zeroStage": int(stage[0]),
-                "gradientCheckpointing": tiled,
-                "coalesceGradReduction": stage.endswith("+"),
-            },
-            "lora": ADAPTERS[adapters],
-        }
+    return bare_settings(
+        model,
+        "float32",
+        training={
+            "learningRate": 1.0,
+            "adamEpsilon": 1.0,  # so that the step is nearly the gradient
+            "maxGradNorm": 1e6,
+            "beta": 0.1,
+            "importanceSamplingCorrection": "none",
+        },
+        parallelism={
+            "zeroStage": int(stage[0]),
+            "gradientCheckpointing": tiled,
+            "coalesceGradReduction": stage.endswith("+"),
+        },
+        lora=ADAPTERS[adapters],
     )
 
 

@@ -640,7 +640,7 @@ def test_the_written_manifest_renders(tmp_path: Path) -> None:
     output = tmp_path / "job.yaml"
     _run("swift-server.sh", "--output", str(output))
     rendered = CliRunner().invoke(main, ["render", str(output), "--show", "ranks"])
-    assert rendered.output.splitlines()[0] == "# 2 pods, 6 ranks, 1 vLLM servers"
+    assert rendered.output.splitlines()[0] == "# 2 pods, 6 ranks, 1 vLLM server"
 
 
 def test_text_from_a_file_stays_text() -> None:

@@ -101,7 +101,7 @@ def test_a_run_that_fails_says_why_and_keeps_what_it_printed(tmp_path: Path) -> 
     job = Job("bad", **spec(model={"path": str(tmp_path / "none")}, trainer={"groups": [{"name": "a", "gpus": 1}]}))
     with pytest.raises(JobFailedError, match="job bad ended with"):
         job.run(tmp_path, show=said.append)
-    assert said[0].startswith("1 pods, 1 ranks")
+    assert said[0].startswith("1 pod, 1 rank")
     with pytest.raises(CliError, match="exported no model"):
         job.export(tmp_path / "model")
     assert len(job.metrics()) == 0

@@ -16,7 +16,7 @@ def _render(name: str, *args: str) -> Result:
 
 def test_the_table_has_every_rank_and_engine_with_its_devices() -> None:
     shown = _render("one-node-4+1.yaml", "--show", "ranks").output.splitlines()
-    assert shown[0] == "# 1 pods, 4 ranks, 1 vLLM servers"
+    assert shown[0] == "# 1 pod, 4 ranks, 1 vLLM server"
     assert shown[1].split() == ["#", "ROLE", "RANK", "POD", "GROUP", "DEVICE", "NOTE"]
     assert shown[2].split() == ["#", "trainer", "0", "one-node-node-0", "node", "0", "master,", "sends", "weights"]
     assert shown[6].split()[:6] == ["#", "engine", "one-node-node-0/0", "node", "4", "TP"]

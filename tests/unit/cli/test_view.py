@@ -186,8 +186,7 @@ def test_ranks_that_finish_no_step_are_shown_with_their_phases() -> None:
     shown = text(view(job("Running", RUNNING), report=report))
 
     assert "no step for 10m12s" in shown
-    assert "Generating: rank 2" in shown
-    assert "Gathering: ranks 0-1" in shown
+    assert re.search(r"\nranks +Generating: rank 2\n +Gathering: ranks 0-1\n", shown), "not below another row"
 
 
 def test_the_rank_that_the_others_wait_for_is_shown() -> None:
@@ -338,6 +337,33 @@ def test_environment_pods_are_shown_with_their_own_words_and_are_not_waited_for_
     left = text(view(job("Restarting", restarting, spec_=spec_, nextRestartTime=START), *pods[1:]))
     assert "math-b-0: being ended, with the last attempt" in left
     assert "math-boxes" not in left
+
+
+def test_a_volume_that_cannot_be_mounted_is_why_a_pod_is_not_ready() -> None:
+    creating = {"containerStatuses": [{"name": "grpo", "state": {"waiting": {"reason": "ContainerCreating"}}}]}
+    missing = 'MountVolume.SetUp failed for volume "sums" : configmap "sums" not found'
+    about = {"kind": "Pod", "name": "math-a-0", "uid": "math-a-0"}
+    events = [
+        {
+            "metadata": {"creationTimestamp": START},
+            "involvedObject": about | {"uid": uid},
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "lastTimestamp": f"2026-01-01T00:{minute}:00Z",
+        }
+        for uid, reason, message, minute in (
+            ("math-a-0", "FailedMount", missing, 20),
+            ("math-a-0", "FailedMount", "older", 10),
+            ("math-a-0", "Unhealthy", "a probe's", 30),
+            ("of-the-attempt-before", "FailedMount", "of another pod", 40),
+        )
+    ]
+    starting = job("Starting", RUNNING | {"status": "False", "reason": "Starting"})
+    shown = text(view(starting, pod("math-a-0", **creating), events=events))
+    assert f"math-a-0 (ranks 0-1): ContainerCreating: {missing}" in shown
+    began = text(view(starting, pod("math-a-0", **READY), events=events))
+    assert "math-a-0 (ranks" not in began, "it has got over it"
 
 
 def test_a_job_without_an_operator_says_so() -> None:

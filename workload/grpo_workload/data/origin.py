@@ -103,7 +103,7 @@ def settle_data(
             f"storage.resumeFrom: {run}"
         )
     logger.warning(
-        "%s: the rows are not those of the run that storage.resumeFrom names (%s); their order begins anew",
+        "%s: the rows are not those of the run that storage.resumeFrom names (%s); their order begins again",
         field,
         difference,
     )

@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 SMALL_MODEL = 3e9
 """Below this many parameters, tensor parallelism costs more than it gains (TRL: a loss at 1.5B, a gain at 7B)."""
-MOST_GPUS = 64  # of one engine: the largest generation.tensorParallel
+MAX_GPUS = 64  # of one engine: the largest generation.tensorParallel
 
 
-class Unknown(str):
-    """A finding about an aspect when it says neither that the model works nor that it does not."""
+class Inconclusive(str):
+    """A finding that is neither a pass nor a refusal."""
 
 
 class Subject:
@@ -144,9 +144,11 @@ def _family(subject: Subject) -> str:
     """Say how the family was compared."""
     family = str(subject.fields.get("model_type"))
     if family not in TESTED:
-        return Unknown(f"{family} is not among the families that were compared; each job compares it when it starts")
+        return Inconclusive(
+            f"{family} is not among the families that were compared; each job compares it when it starts"
+        )
     if ALL not in TESTED[family]:
-        return Unknown(f"{family} was compared in training only; no push to vLLM was")
+        return Inconclusive(f"{family} was compared in training only; no push to vLLM was")
     return f"{family} was compared in training, and in pushes to vLLM ({', '.join(TESTED[family])})"
 
 
@@ -218,7 +220,7 @@ def _split(subject: Subject) -> str | None:
         return None
     for field, size in subject.engines.items():
         check_split(field, size, subject.fields)
-    used, sizes = max(subject.engines.values()), ", ".join(map(str, split_sizes(subject.fields, MOST_GPUS)))
+    used, sizes = max(subject.engines.values()), ", ".join(map(str, split_sizes(subject.fields, MAX_GPUS)))
     is_slow = used > 1 and subject.num_parameters < SMALL_MODEL
     slow = f"; below {SMALL_MODEL / 1e9:.0f} billion parameters one GPU for each copy is faster" if is_slow else ""
     return f"generation.tensorParallel {used}{slow}; engines can split the model over {sizes} GPUs"
@@ -228,7 +230,7 @@ def _calls(subject: Subject) -> str | None:
     """Refuse a chat template that cannot write calls of tools and their results, or calls that no parser reads."""
     if not subject.config.has_episodes:
         return None
-    return describe_calls(subject.config) or Unknown("vLLM, whose parsers read calls, is not installed here")
+    return describe_calls(subject.config) or Inconclusive("vLLM, whose parsers read calls, is not installed here")
 
 
 def memory(subject: Subject) -> str:

@@ -16,21 +16,23 @@ from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.vllm_api import engine_class
 from grpo_workload.policy.model import rope, vision
 from grpo_workload.policy.model.load import read_config
-from grpo_workload.training.model_check import AT_START, Aspects, Subject, Unknown
+from grpo_workload.training.model_check import AT_START, Aspects, Inconclusive, Subject
 
 
 def _engine(subject: Subject) -> str | None:
     """Refuse what vLLM's own configuration refuses."""
     if not subject.has_vllm:
         return None
-    return engine_class(subject.config) or Unknown("vLLM is not installed here; it checks the model when it starts")
+    return engine_class(subject.config) or Inconclusive(
+        "vLLM is not installed here; it checks the model when it starts"
+    )
 
 
 def _context(subject: Subject) -> str:
     """Refuse completions that leave no room for a prompt."""
     limit = prompt_limit(subject.config, subject.config.dataset)
     if limit is None:
-        return Unknown("the model's configuration does not say how long sequences may be")
+        return Inconclusive("the model's configuration does not say how long sequences may be")
     completion = subject.config.training.max_completion_length
     return f"prompts of up to {limit.max_tokens} tokens, with completions of up to {completion}"
 
@@ -42,7 +44,7 @@ def _template(subject: Subject) -> str:
         return "the tokenizer has one, or model.chatTemplate is set"
     if vision.has_vision(read_config(subject.config)) and ImagePrompts(model).template():
         return "the processor has one, for prompts with images"
-    return Unknown("there is none: prompts of plain text work, chat messages need model.chatTemplate")
+    return Inconclusive("there is none: prompts of plain text work, chat messages need model.chatTemplate")
 
 
 _ASPECTS: Aspects = AT_START | {"engine": _engine, "context": _context, "chat template": _template}
@@ -89,7 +91,7 @@ def _findings(contract: Contract, gpu_bytes: int | None, *, is_example: bool) ->
                 return
         else:
             if text is not None:
-                yield Finding(aspect, "unknown" if isinstance(text, Unknown) else "works", text)
+                yield Finding(aspect, "unknown" if isinstance(text, Inconclusive) else "works", text)
         if aspect == "files" and is_example:
             subject = Subject(_fitted(contract), gpu_bytes)
 

@@ -40,7 +40,7 @@ def after_a_failure(**more: object) -> tuple[Case, list[ObservedPod]]:
 def begins_in_place(case: Case, held: list[ObservedPod], at: int = 11) -> list[ObservedPod]:
     """Plan the pass that begins the next attempt; return the pods as the following passes see them."""
     case.see(*held, at=at)
-    told = [replace(one, told=case.status.attempt) for one in held]
+    told = [replace(one, announced_attempt=case.status.attempt) for one in held]
     return [one.without(case.status.over) for one in told]
 
 
@@ -78,7 +78,7 @@ def test_a_failure_in_kept_pods_is_found_among_what_ended_there_before() -> None
     case.see(*fresh, at=20)
     before = held[0].endings
     out_of_memory = Ending(ended(137, "OOMKilled", after(NOW, 30)))
-    raw = replace(held[0], told=1, restarts=1, endings=(*before, out_of_memory))
+    raw = replace(held[0], announced_attempt=1, restarts=1, endings=(*before, out_of_memory))
     case.see(raw.without(case.status.over), fresh[1], at=31)
     assert case.status.last_failure is not None
     assert (case.status.last_failure.reason, case.status.last_failure.attempt) == ("OOMKilled", 1)
@@ -261,7 +261,7 @@ def test_the_newest_end_of_a_container_is_read_beside_the_one_before() -> None:
         },
     }
     read = read_pod(raw)
-    assert (read.attempt, read.told) == (2, 3)
+    assert (read.attempt, read.announced_attempt) == (2, 3)
     assert read.outcome.message == "earlier"
     assert read.without(range(2, 3)).outcome.message == "now"
 
@@ -272,4 +272,4 @@ def test_a_pod_of_a_job_without_restart_in_place_may_say_any_attempt() -> None:
     running = case.see_all_ready()
     case.see(*(holds(one, attempt=-7).without(case.status.over) for one in running), at=10)
     assert case.status.phase == "Failed"
-    assert pod(A).told is None
+    assert pod(A).announced_attempt is None

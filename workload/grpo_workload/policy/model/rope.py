@@ -1,4 +1,4 @@
-"""Rotary embeddings (RoPE) whose frequencies transformers chooses anew in each pass, by its longest sequence.
+"""Rotary embeddings (RoPE) whose frequencies transformers chooses again in each pass, by its longest sequence.
 
 A token's log-probability would depend on the sequences that are packed with it. vLLM chooses once, when it starts: the
 factors of `longrope` by `generation.maxModelLen`. `dynamic` it does not scale at all, so that beyond the model's own

@@ -96,10 +96,10 @@ def find_routers(model: nn.Module) -> dict[str, Any]:
 
 
 def check_routed(prompt: Prompt, completion: Completion) -> None:
-    """Check that vLLM has told the experts of a completion's tokens.
+    """Check that vLLM returned the experts of every token of a completion.
 
     Raises:
-        ConfigError: it has not. vLLM refuses kernels that it knows not to tell; of others it would return expert 0.
+        ConfigError: it has not. vLLM refuses kernels that it knows not to return them; others would return expert 0.
     """
     routed, needed = completion.routed_experts, sum(completion.num_read(prompt)) - 1
     if routed is None or len(routed) < needed:
