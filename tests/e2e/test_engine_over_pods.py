@@ -23,7 +23,7 @@ APART = {
         }
     ]
 }
-TRAINING = {
+TRAINING: dict[str, Any] = {
     "promptsPerStep": 2,
     "numGenerations": 4,
     "maxSteps": 12,

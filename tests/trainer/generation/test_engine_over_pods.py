@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -70,7 +72,28 @@ def largest_difference(model: Any, generator: ServerGenerator) -> float:
     return float(torch.stack(differences).max())
 
 
-# The first test of this file: only the first push is compared with what the engine has loaded.
+def test_a_later_attempt_in_the_same_pods_starts_both_parts_again(engines: Engines) -> None:
+    def servers() -> list[str]:
+        pids = [one.pid for one in engines.launchers.values()]
+        return [Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0] for pid in pids]
+
+    def is_healthy(port: int) -> bool:
+        with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    (engine,) = engines.contract.engines
+    ports = (engine.port, engine.followers[0].port)
+    eventually(lambda: all(map(is_healthy, ports)), "both pods are ready")
+    before, fresh = servers(), engines.folder / "contract.tmp"
+    fresh.write_text(engines.contract.model_copy(update={"attempt": 1}).model_dump_json(by_alias=True))
+    fresh.replace(engines.folder / "contract.json")
+    eventually(lambda: not any(map(is_healthy, ports)), "both parts have ended")
+    eventually(lambda: all(map(is_healthy, ports)), "both pods are ready again")
+    assert not {*before} & {*servers()}
+
+
+# The first push to the engine: only the first push is compared with what the engine has loaded.
 def test_the_second_pod_refuses_first_weights_that_are_not_what_it_loaded(
     generator: ServerGenerator, model: Any
 ) -> None:

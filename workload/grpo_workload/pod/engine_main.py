@@ -54,6 +54,7 @@ async def run_engines(pod: EnginePod, engines: PodEngines, stop: asyncio.Event) 
         async with _met(pod, pod.engines[0]) as others:
             ends: set[asyncio.Future[Any]] = {stopped}
             if others is not None:
+                await engines.stop()  # those of an earlier attempt: ranks would take them for this one's
                 await asyncio.wait({*ends, others.node}, return_when=asyncio.FIRST_COMPLETED)
                 ends.add(others.lost)
             if not stopped.done():
