@@ -202,3 +202,14 @@ def test_only_the_group_of_the_failed_engine_counts_a_recreated_pod() -> None:
         failed("job-gen-2-0", ExitCode.RANK_FAILED, "EngineDied"),
     )
     assert {group.name: group.incarnation for group in case.status.groups} == {"a": 0, "b": 0, "gen": 0, "gen-2": 1}
+
+
+def test_a_first_pod_that_fails_is_named_and_not_the_one_that_lost_it() -> None:
+    group = {"name": "gen", "replicas": 2, "gpus": 1, "podsPerEngine": 2}
+    case = Case(generation={"topology": "Server", "server": {"groups": [group]}})
+    pods = {one.name: one for one in case.see_all_ready()}
+    pods["job-gen-0"] = failed("job-gen-0", ExitCode.RANK_FAILED, "EngineDied")
+    pods["job-gen-1"] = failed("job-gen-1", ExitCode.PEER_LOST, "PeerLost")
+    case.see(*pods.values(), at=1)
+    assert (case.status.last_failure.pod, case.status.last_failure.reason) == ("job-gen-0", "EngineDied")
+    assert case.status.phase == "Restarting", "by default all pods restart"
