@@ -204,6 +204,18 @@ REFUSED = [
 ]
 REFUSED += [
     (
+        {
+            "lora": {"push": "adapters"},
+            "generation": {
+                "topology": "Server",
+                "server": {"groups": [{"name": "gen", "gpus": 1, "replicas": 2, "podsPerEngine": 2}]},
+            },
+        },
+        "lora.push adapters needs podsPerEngine 1 in all generation.server.groups",
+    ),
+]
+REFUSED += [
+    (
         {"generation": {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1} | group]} | more}},
         fault,
     )
