@@ -66,17 +66,27 @@ class Member(Section):
     devices: tuple[int, ...] = Field((), description="Local device of each rank, in rank order; 0, 1, ... when empty.")
 
 
+class Follower(Section):
+    """One of the other pods of an engine over several pods: it has workers, and no server."""
+
+    pod: str
+    port: int = Field(ge=1, le=65535, description="Port on which it says whether its workers are ready.")
+
+
 class Engine(Section):
-    """One vLLM server: in its own pod (Server), or in a trainer pod next to its ranks (NodeLocal)."""
+    """One vLLM server: in its own pods (Server), or in a trainer pod next to its ranks (NodeLocal)."""
 
     name: str = Field(description="Unique in the job: the pod's name, followed by /<index> in pods with several.")
-    pod: str
+    pod: str = Field(description="Its pod; of several the first, which leads the others.")
     group: str
     host: str
     port: int = Field(ge=1, le=65535, description="Port of its HTTP server.")
+    followers: tuple[Follower, ...] = Field((), description="Its other pods, in the order of their workers' ranks.")
+    meeting_port: int = Field(MASTER_PORT, ge=1, le=65535, description="Port of its first pod, where the others meet.")
     tensor_parallel: int = Field(1, ge=1)
+    pipeline_parallel: int = Field(1, ge=1)
     data_parallel: int = Field(1, ge=1)
-    devices: tuple[int, ...] = Field(description="Local devices of its pod on which it runs.")
+    devices: tuple[int, ...] = Field(description="Local devices of its pod, or of each of them, on which it runs.")
     transfer: int = Field(0, ge=0, description="Index of the transfer group that sends it weights.")
     elastic: bool = Field(
         False,
@@ -87,7 +97,17 @@ class Engine(Section):
     @property
     def world_size(self) -> int:
         """Number of workers of the engine."""
-        return self.tensor_parallel * self.data_parallel
+        return self.copy_size * self.data_parallel
+
+    @property
+    def copy_size(self) -> int:
+        """Number of workers that hold one copy of the model."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """Names of its pods, the first of which leads the others."""
+        return (self.pod, *(one.pod for one in self.followers))
 
 
 class TransferGroup(Section):

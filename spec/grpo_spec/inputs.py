@@ -163,8 +163,8 @@ class DatasetConfig(Section):
     )
     overlong_prompts: Literal["error", "skip", "truncate"] = Field(
         "error",
-        description="For a prompt that leaves no room for maxCompletionLength tokens in maxModelLen or the model's "
-        "context. error ends the job and names the row. Set skip, which takes another row, where few are too long; "
+        description="For a prompt that leaves no room for maxCompletionLength tokens. error ends the job and names "
+        "the row. Set skip, which takes another row, where few are too long; "
         "truncate, which keeps the prompt's last tokens, where the question is at the end.",
     )
     dataloader_num_workers: int | None = Field(

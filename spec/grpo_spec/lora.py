@@ -88,8 +88,8 @@ class LoraConfig(Section):
     )
     load_in_4bit: bool = Field(
         False,
-        description="QLoRA: while training, the linear layers' own weights are in 4 bits (NF4 of bitsandbytes with "
-        "double quantization). Set it for GPUs that do not hold the model in 16 bits. They take a quarter of the "
+        description="QLoRA: while training, the linear layers' own weights are in 4 bits (NF4 of bitsandbytes). "
+        "Set it for GPUs that do not hold the model in 16 bits. They take a quarter of the "
         "memory, and passes are slower. Engines get the rounded weights, in model.dtype.",
     )
     push: Literal["merged", "adapters"] = Field(

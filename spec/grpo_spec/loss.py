@@ -66,7 +66,7 @@ class LossConfig(Section):
         "steps of the generation (dapo) or of the step (bnpo), first by each completion's own tokens (grpo), or by "
         "maxCompletionLength (dr_grpo). cispo: tokens that are clipped keep a gradient, divided as dapo. sapo: a soft "
         "gate in place of the clip, divided as grpo. gmpo: the geometric mean of a completion's clipped ratios, "
-        "divided as grpo, on which single tokens have little effect. Set what docs/training.md names for your case.",
+        "divided as grpo. Set what docs/training.md names for your case.",
     )
     importance_sampling_level: Literal["token", "sequence"] = Field(
         "token",
@@ -157,7 +157,7 @@ class LossConfig(Section):
         "sequence_*: multiply it by the ratio of the probabilities, truncated to importanceSamplingClip* or masked "
         "outside of these bounds. bypass: take the generator's log-probabilities as those of the old policy. none: "
         "ignore it. Set token_mask for mixtures of experts, and sequence_mask, TRL's default, for completions of some "
-        "hundred tokens alone: the ratio of a whole sequence is nearly 0 or very large where it is long.",
+        "hundred tokens alone.",
     )
     importance_sampling_clip_max: float | None = Field(
         3.0,
@@ -186,8 +186,8 @@ class LossConfig(Section):
         "grpo",
         description="Whose mean reward is subtracted from a completion's: that of its prompt group (grpo), or of the "
         "others in the group (rloo), which leaves no bias. Set rloo, and scaleRewards none with it, where groups are "
-        "small. reinforce_plus_plus: as grpo, but scaleRewards batch, which is to be set with it, divides by the "
-        "deviation of these differences. reinforce_plus_plus_baseline: these differences are whitened over all tokens "
+        "small. reinforce_plus_plus: as grpo, with scaleRewards batch, which divides by the deviation of these "
+        "differences. reinforce_plus_plus_baseline: these differences are whitened over all tokens "
         "of the batch, and scaleRewards has no effect.",
     )
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(

@@ -51,8 +51,8 @@ class ParallelismConfig(Section):
     offload_optimizer: Literal["none", "cpu", "generating"] = Field(
         "none",
         description="Where optimizer states live. none: on the GPU. cpu: in host memory, where the CPU updates them. "
-        "generating: on the GPU for the optimizer's update and in host memory for the rest of the step, which leaves "
-        "generation, forward and backward passes more GPU memory (topology Colocate only).",
+        "generating: on the GPU for the optimizer's update and in host memory for the rest of the step, which "
+        "leaves that more GPU memory (topology Colocate only).",
     )
     optimizer_dtype: Literal["float32", "bfloat16", "int8"] = Field(
         "float32",

@@ -164,8 +164,7 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         False,
         description="For mixtures of experts: train each token through the experts that vLLM chose for it (R3), where "
         "the trainer's routers, which round differently, would choose others. Set it where sampling/kl of such a model "
-        "is high. It takes 1 byte for each layer and expert of a token (2 from 257 experts on): 384 bytes a token for "
-        "Qwen3-30B-A3B.",
+        "is high. It takes 384 bytes a token for Qwen3-30B-A3B.",
     )
     seed: int = Field(
         42,

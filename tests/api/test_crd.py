@@ -65,6 +65,14 @@ UNREAD = [
 """Settings that nothing would read, or that could not have the effect that they are set for."""
 
 
+def engines_over_pods(elastic: dict | None = None, **group: int) -> dict:
+    """Return a change of a job: an engine over two pods."""
+    groups = [{"name": "gen", "gpus": 1, "replicas": 2, "podsPerEngine": 2} | group]
+    return {
+        "generation": {"topology": "Server", "server": {"groups": groups} | ({"elastic": elastic} if elastic else {})}
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -186,6 +194,16 @@ UNREAD = [
         ({"device": {"resourceName": "gpu"}}, "spec.device.resourceName in body should match"),
         ({"scheduling": {"topologyKey": "the rack"}}, "spec.scheduling.topologyKey in body should match"),
         ({"generation": {"kvCacheMemory": "0Gi"}}, "spec.generation.kvCacheMemory in body should match"),
+        (engines_over_pods(replicas=3), "podsPerEngine must divide replicas, the number of pods"),
+        (engines_over_pods(tensorParallel=4), "tensorParallel must divide gpus x podsPerEngine"),
+        (
+            engines_over_pods(elastic={"maxReplicas": 2}),
+            "podsPerEngine of the first group must be 1 with elastic, which counts single pods",
+        ),
+        (
+            engines_over_pods() | {"lora": {"push": "adapters"}},
+            "lora.push adapters needs podsPerEngine 1 in all generation.server.groups",
+        ),
         *UNREAD,
         *REFUSED,
         ({"tools": [{"function": "a:f"}] * 2}, "spec.tools[1]: Duplicate value: "),

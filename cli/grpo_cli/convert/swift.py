@@ -109,7 +109,7 @@ OWN = rows(
         "lora.push: adapters sends engines only the adapters (docs/lora.md)"),
     differs("vllm_limit_mm_per_prompt", "generation.engineArgs.limit_mm_per_prompt", "an argument of vLLM",
         convert=v.mapping),
-    left("vllm_pipeline_parallel_size", "an engine spans the GPUs of one pod: use tensorParallel", 1),
+    left("vllm_pipeline_parallel_size", "set podsPerEngine of a group of generation.server", 1),
     differs("freeze_vit", "model.freezeVisionTower", "with the aligner"),
     left("freeze_aligner freeze_llm", "model.freezeVisionTower alone freezes a part of a model", True, False),
     same("sequence_parallel_size", "parallelism.sequence"),

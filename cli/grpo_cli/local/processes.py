@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_cli.errors import CliError, Exit
 from grpo_cli.local.engine_pods import EnginePods
 from grpo_cli.local.environment_pods import EnvironmentPods
 from grpo_cli.local.pod_process import outcome_of, state_folder
@@ -52,6 +53,9 @@ def local_contract(job: Job, topology: Topology) -> Contract:
     Pods get the machine's devices in order, or those of CUDA_VISIBLE_DEVICES if it lists numbers.
     """
     contract = make_contract(job, topology, 0)
+    if spread := next((engine.group for engine in contract.engines if engine.followers), None):
+        said = f"podsPerEngine of group {spread} needs a cluster; with 1, and the GPUs in one pod, it runs here"
+        raise CliError(f"spec.generation.server.groups: {said}", Exit.INVALID)
     first = dict(
         zip(
             topology.pods,

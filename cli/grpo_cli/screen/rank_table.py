@@ -34,6 +34,8 @@ def rows(contract: Contract) -> list[Row]:
             listed.append(Row("trainer", str(rank), member.pod, member.group, str(device), ", ".join(notes)))
     for engine in contract.engines:
         shape = f"TP {engine.tensor_parallel}" + (f", DP {engine.data_parallel}" if engine.data_parallel > 1 else "")
+        if engine.followers:
+            shape += f", PP {engine.pipeline_parallel} over {len(engine.pods)} pods"
         sender = contract.transfers[engine.transfer].sender
         devices = ",".join(map(str, engine.devices))
         listed.append(
@@ -46,6 +48,9 @@ def rows(contract: Contract) -> list[Row]:
                 f"{shape}, port {engine.port}, weights from rank {sender}{', elastic' if engine.elastic else ''}",
             )
         )
+        listed += [
+            Row("engine", "", one.pod, engine.group, devices, f"part of {engine.name}") for one in engine.followers
+        ]
     return listed
 
 

@@ -114,7 +114,7 @@ class FailurePolicy(Section):
     restart_strategy: Literal["Recreate", "InPlace"] = Field(
         "Recreate",
         description="How all pods restart. Recreate deletes them, and the next attempt's look for nodes again. With "
-        "InPlace the next attempt begins in the same pods, which keep their nodes and GPUs, if ranks or engines have "
+        "InPlace the next attempt begins in the same pods, which keep their GPUs, if ranks or engines have "
         "failed while all pods and nodes are well; otherwise pods are recreated. Set InPlace where other jobs wait "
         "for the GPUs.",
     )
@@ -136,9 +136,8 @@ class FailurePolicy(Section):
     rules: Annotated[tuple[FailureRule, ...], Field(max_length=32)] = Field(
         (),
         description="Exceptions for some failures; the first rule that matches decides. Where none matches, a wrong "
-        "setting (exit code 64) and an exception that comes again at the same step end the job, and restarts after an "
-        "eviction that the pod did not cause, a preemption, the loss of a node, a refusal by a kubelet, a "
-        "PlacementTimeout or a stop with a checkpoint do not count. Elastic engines, which the job does not need, are "
-        "replaced whatever rules say.",
+        "setting (exit code 64) and an exception that comes again at the same step end the job, and restarts after "
+        "what the cluster takes away do not count: docs/failures.md has them all. Elastic engines, which the job does "
+        "not need, are replaced whatever rules say.",
         json_schema_extra=list_map("name"),
     )

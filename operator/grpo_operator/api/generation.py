@@ -12,13 +12,18 @@ from grpo_spec.schema import Rule, Section
 
 
 class GenerationGroup(GpuGroup):
-    """Generation pods of one kind; each pod runs one vLLM engine."""
+    """Generation pods of one kind; each, or `podsPerEngine` of them, runs one vLLM engine."""
 
     RULES = (
         Rule(
-            "!has(self.tensorParallel) || self.gpus % self.tensorParallel == 0",
-            "tensorParallel must divide gpus: each copy of the model takes tensorParallel GPUs of one pod",
-            lambda g: g.tensor_parallel is None or g.gpus % g.tensor_parallel == 0,
+            "!has(self.tensorParallel) || self.gpus * self.podsPerEngine % self.tensorParallel == 0",
+            "tensorParallel must divide gpus x podsPerEngine: an engine has that many GPUs",
+            lambda g: g.tensor_parallel is None or g.gpus * g.pods_per_engine % g.tensor_parallel == 0,
+        ),
+        Rule(
+            "self.replicas % self.podsPerEngine == 0",
+            "podsPerEngine must divide replicas, the number of pods",
+            lambda g: g.replicas % g.pods_per_engine == 0,
         ),
     )
 
@@ -28,6 +33,13 @@ class GenerationGroup(GpuGroup):
         le=64,
         description="Number of GPUs that hold one copy of the model; default: generation.tensorParallel. A pod runs "
         "gpus / tensorParallel copies (data parallel).",
+    )
+    pods_per_engine: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Number of pods that run one engine together, on gpus x podsPerEngine GPUs: tensorParallel in each "
+        "of gpus x podsPerEngine / tensorParallel pipeline stages. Set it where no node has room for the model.",
     )
 
 
@@ -79,6 +91,11 @@ class ServerSpec(Section):
     RULES = (
         Rule(
             "self.port != self.transferPort", "port and transferPort must differ", lambda s: s.port != s.transfer_port
+        ),
+        Rule(
+            "!has(self.elastic) || self.groups[0].?podsPerEngine.orValue(1) == 1",
+            "podsPerEngine of the first group must be 1 with elastic, which counts single pods",
+            lambda s: s.elastic is None or s.groups[0].pods_per_engine == 1,
         ),
     )
 
@@ -205,11 +222,13 @@ class GenerationSpec(GenerationConfig):
         ),
         Rule(
             "!has(self.server) || self.server.groups.all(g, "
-            "has(g.tensorParallel) || g.gpus % self.tensorParallel == 0)",
-            "tensorParallel must divide gpus of every group of server.groups that does not set its own: "
-            "an engine cannot span pods",
+            "has(g.tensorParallel) || g.gpus * g.podsPerEngine % self.tensorParallel == 0)",
+            "tensorParallel must divide gpus x podsPerEngine of every group of server.groups that does not set its own",
             lambda g: (
-                g.server is None or all(x.tensor_parallel or x.gpus % g.tensor_parallel == 0 for x in g.server.groups)
+                g.server is None
+                or all(
+                    x.tensor_parallel or x.gpus * x.pods_per_engine % g.tensor_parallel == 0 for x in g.server.groups
+                )
             ),
         ),
         Rule(

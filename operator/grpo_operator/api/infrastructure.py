@@ -60,7 +60,7 @@ class SchedulingSpec(Section):
         le=86400,
         description="An attempt of which some pods have a node and others find none gives its GPUs back if no other "
         "pod gets a node for this many seconds, or up to 20 percent less: of two jobs that hold each other's GPUs, one "
-        "then gives way first. The next attempt begins after a wait, which doubles each time (PlacementTimeout). "
+        "then gives way first (PlacementTimeout). "
         "Default: rendezvous.timeoutSeconds, after which pods give up on those that are missing.",
     )
     gang: Literal["Native"] | None = Field(
@@ -68,13 +68,13 @@ class SchedulingSpec(Section):
         description="Native: Kubernetes' scheduler gives the pods of an attempt nodes all together, or none, so a job "
         "that waits holds no GPU. Set it where jobs compete for GPUs. Elastic engines are not counted: they come one "
         "by one. Needs Kubernetes 1.36 or 1.37 with gang scheduling switched on (docs/gpus-and-networks.md). Default: "
-        "pods get nodes one by one, and give them back after timeoutSeconds.",
+        "pods get nodes one by one.",
     )
     topology_key: LabelKey | None = Field(
         None,
-        description="Label of nodes whose value says which of them are near each other, for example "
-        "topology.kubernetes.io/zone, or your label for racks or NVLink domains: the job's pods look for nodes of one "
-        "value. Set it where the network between values is slower. Holds for pods created after a change.",
+        description="Label of nodes whose value says which of them are near each other, such as "
+        "topology.kubernetes.io/zone or your label of racks: the job's pods look for nodes of one "
+        "value. Set it where the network between values is slower.",
     )
     topology_policy: Literal["Preferred", "Required"] = Field(
         "Preferred",

@@ -67,7 +67,7 @@ class PodTemplate(Section):
     annotations: TextMap = Field(
         default_factory=dict,
         max_length=64,
-        description="More annotations of the pod. Set it where other programs read them, as for a second network.",
+        description="More annotations of the pod. Set it where other programs read them.",
     )
     node_selector: LabelMap = Field(
         default_factory=dict,
@@ -83,8 +83,8 @@ class PodTemplate(Section):
     )
     topology_spread_constraints: Objects = Field(
         (),
-        description="How the pods spread over nodes, racks or zones, as in a pod. One without a labelSelector counts "
-        "the job's own pods. Set it where the loss of one rack should not take all engines.",
+        description="How pods spread over nodes or racks, as in a pod; without a labelSelector it counts the job's "
+        "own. Set it where the loss of one rack should not take all engines.",
     )
     scheduler_name: ObjectName | None = Field(
         None,
@@ -119,7 +119,7 @@ class PodTemplate(Section):
     env_from: Objects = Field(
         (),
         description="ConfigMaps and Secrets whose keys become environment variables, as in a pod; the operator's and "
-        "those of `env` win. Set it for credentials of several variables, as of buckets.",
+        "those of `env` win. Set it for credentials of several variables.",
     )
     resources: Object = Field(
         default_factory=dict,
@@ -137,9 +137,9 @@ class PodTemplate(Section):
     )
     init_containers: Objects = Field(
         (),
-        description="Containers that end before the job's own starts, as in a pod; one with restartPolicy Always is a "
-        "sidecar. Set it to fetch files, or for a proxy. They gain no privileges and have no capabilities unless their "
-        "securityContext says so; for privileged, capabilities.add and hostPort see `privileged` and `hostNetwork`.",
+        description="Containers that end before the job's own starts; sidecars with restartPolicy Always. Set it to "
+        "fetch files, or for a proxy. They have no capabilities unless their securityContext says so; `privileged` and "
+        "`hostNetwork` hold for them too.",
     )
     host_network: bool = Field(
         False,
@@ -149,8 +149,8 @@ class PodTemplate(Section):
     )
     privileged: bool = Field(
         False,
-        description="true: the container is privileged; for most uses securityContext also needs runAsUser 0 and "
-        "runAsNonRoot false. Set it where devices have no device plugin. Such a job is Invalid unless the operator's "
+        description="true: the container is privileged; most uses need runAsUser 0 and runAsNonRoot false in "
+        "securityContext. Set it where devices have no device plugin. Such a job is Invalid unless the operator's "
         "chart sets jobs.allowPrivileged.",
     )
     termination_grace_period_seconds: int | None = Field(

@@ -97,6 +97,16 @@ class GRPOJobSpec(TrainerConfig):
             ),
         ),
         Rule(
+            "!has(self.lora) || self.lora.push != 'adapters' || !has(self.generation.server) || "
+            "self.generation.server.groups.all(g, g.podsPerEngine == 1)",
+            "lora.push adapters needs podsPerEngine 1 in all generation.server.groups",
+            lambda s: (
+                not s.pushes_adapters
+                or s.generation.server is None
+                or all(g.pods_per_engine == 1 for g in s.generation.server.groups)
+            ),
+        ),
+        Rule(
             # With neither, a rule of rendezvous says it for less.
             "!has(self.generation.server) && !has(self.generation.nodeLocal) || "
             f"({_PORTS}).all(p, ({_PORTS}).exists_one(q, q == p))",

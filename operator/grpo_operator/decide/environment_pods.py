@@ -16,7 +16,8 @@ from grpo_operator.api.status import Failure, GRPOJobStatus
 from grpo_operator.decide.lifecycle import first_line
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.layout.topology import Group, Topology
+from grpo_operator.layout.groups import Group
+from grpo_operator.layout.topology import Topology
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode

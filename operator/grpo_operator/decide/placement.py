@@ -24,8 +24,9 @@ from grpo_operator.decide.conditions import Draft
 from grpo_operator.decide.failure_policy import placement_seconds
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
+from grpo_operator.layout.groups import Group
 from grpo_operator.layout.job import Job
-from grpo_operator.layout.topology import Group, Topology
+from grpo_operator.layout.topology import Topology
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
 

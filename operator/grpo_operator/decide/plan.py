@@ -239,7 +239,7 @@ def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports
     failure = failure or environment_pods.find_failure(draft.status, topology, observed, draft.now)
     failure = failure or find_hang(draft.status, topology, observed, reports, policy, draft.now)
     if failure is not None:
-        restarts.handle_failure(draft, failure, observed)
+        restarts.handle_failure(draft, failure, observed, topology.partners(failure.pod or ""))
     if not (is_terminal(draft.status) or attempts.is_between_attempts(draft.status)):
         spares = find_spare_failures(draft.status, topology, observed, policy, draft.now)
         restarts.replace_spares(draft, spares, observed)

@@ -6,7 +6,7 @@ Every restart goes through `_wait`, so that each waits longer than the one befor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -29,8 +29,11 @@ from grpo_spec.reasons import Reason
 NOT_COUNTED = "this restart does not count towards failurePolicy.maxRestarts"
 
 
-def handle_failure(draft: Draft, failure: Failure, observed: Observed) -> Decision:
-    """Apply `failurePolicy` to a failure of the job: end it, let another attempt follow, or replace one engine."""
+def handle_failure(draft: Draft, failure: Failure, observed: Observed, partners: Collection[str] = ()) -> Decision:
+    """Apply `failurePolicy` to a failure of the job: end it, let another attempt follow, or replace one engine.
+
+    `partners`: the other pods of the engine that failed.
+    """
     policy, restarts = draft.job.spec.failure_policy, draft.status.restarts
     halvings = draft.status.micro_batch_halvings
     failure = repeats.named_if_repeated(failure, draft.status)
@@ -51,7 +54,7 @@ def handle_failure(draft: Draft, failure: Failure, observed: Observed) -> Decisi
     avoided = nodes.note_failure(draft, failure, keeps_pods=keeps_pods)
     count = f"restart {restarts.counted + 1} of {policy.max_restarts}" if decision.counted else NOT_COUNTED
     if decision.action == "RestartGeneration":
-        _replace_engines(draft, {failure.pod or "": _Replaced(failure, at)}, observed)
+        _replace_engines(draft, {pod: _Replaced(failure, at) for pod in (failure.pod or "", *partners)}, observed)
         return decision
     if failure.reason == Reason.PLACEMENT_TIMEOUT:
         timeouts = _count_placement_timeout(draft)

@@ -95,7 +95,8 @@ def _running(
         return False, Reason.WAITING_FOR_PEERS, f"rank 0 waits for {'; '.join(progress.waiting_for[:8])}"
     engines = [pod.name for pod in pods if pod.name not in topology.trainer_pods and not pod.ready]
     if engines and ready + len(engines) == expected:
-        waits = f"the ranks wait for {len(engines)} engines to load: {', '.join(engines[:8])}"
+        number = sum(not set(engines).isdisjoint(one.pods) for one in topology.engines)
+        waits = f"the ranks wait for {number} engines to load: {', '.join(engines[:8])}"
         return False, Reason.WAITING_FOR_ENGINES, waits
     fallen = [pod.name for pod in pods if not pod.ready] if draft.status.running_time else []
     more = f"; no longer ready: {', '.join(fallen[:8])}" if fallen else ""

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from grpo_operator.api import names
 from grpo_operator.api.names import Role
+from grpo_operator.layout.groups import Group
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.metadata import Manifest
-from grpo_operator.layout.topology import Group
 
 T = TypeVar("T", dict[str, Any], list[Any])
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from grpo_operator.api.environment_pods import EnvironmentPodGroup
+from grpo_operator.layout.groups import Group
 from grpo_operator.layout.job import Job
-from grpo_operator.layout.topology import Group, Topology
+from grpo_operator.layout.topology import Topology
 from grpo_spec.contract import ENVIRONMENT_PORT, Contract, EnvironmentGroup, EnvironmentPodContract
 from grpo_spec.schema import WITHOUT_RULES
 from grpo_spec.training import TrainingConfig

@@ -11,6 +11,7 @@ from grpo_operator.api import names
 from grpo_operator.api.names import Role
 from grpo_operator.layout.affinity import topology_key
 from grpo_operator.layout.contracts import make_contract, make_environment_contract
+from grpo_operator.layout.groups import Group
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.metadata import Manifest, metadata
 from grpo_operator.layout.pods import (
@@ -22,7 +23,7 @@ from grpo_operator.layout.pods import (
 )
 from grpo_operator.layout.policies import network_policies
 from grpo_operator.layout.queueing import admit
-from grpo_operator.layout.topology import Group, Topology
+from grpo_operator.layout.topology import Topology
 
 
 def manifests(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from grpo_operator.api import names
+from grpo_operator.layout.groups import Group
 from grpo_operator.layout.job import Job
-from grpo_operator.layout.topology import Group
 
 Manifest = dict[str, Any]
 

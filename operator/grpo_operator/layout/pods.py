@@ -9,9 +9,9 @@ from grpo_operator.api.names import Role
 from grpo_operator.api.pod_template import PodTemplate, merge
 from grpo_operator.layout.affinity import affinity, inner, own_pods
 from grpo_operator.layout.fabric import fabric_environment, rdma_resources
+from grpo_operator.layout.groups import Group
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.metadata import Manifest, child_labels
-from grpo_operator.layout.topology import Group
 from grpo_operator.layout.volumes import mounts, volumes
 from grpo_spec import contract as c
 from grpo_spec.contract import Device

@@ -14,10 +14,11 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.placement_status import Admission, GroupAdmission
+from grpo_operator.layout.groups import Group
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.metadata import Manifest, child_labels
 from grpo_operator.layout.pods import pod_template
-from grpo_operator.layout.topology import Group, Topology
+from grpo_operator.layout.topology import Topology
 from grpo_spec.lenient import mapping, mappings
 
 _KUEUE = "kueue.x-k8s.io"

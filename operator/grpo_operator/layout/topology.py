@@ -12,54 +12,10 @@ from functools import cached_property
 from grpo_operator.api import names
 from grpo_operator.api.generation import ElasticSpec, GenerationGroup, NodeLocalSpec
 from grpo_operator.api.names import Role
-from grpo_operator.api.pod_template import GpuGroup, PodGroup
+from grpo_operator.api.pod_template import PodGroup
+from grpo_operator.layout.groups import Group
 from grpo_operator.layout.job import Job
-from grpo_spec.contract import Engine, Member, TransferGroup
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """One StatefulSet: pods that differ only in their ordinal."""
-
-    role: Role
-    statefulset: str
-    spec: PodGroup
-    max_replicas: int | None = None  # most pods that an elastic group may have while the job runs
-    min_replicas: int = 1  # pods of an elastic group without which the job does not run
-    in_gang: bool = False  # its pods get nodes together with those of the other groups in the gang
-
-    @property
-    def name(self) -> str:
-        """Name of the group in the spec."""
-        return self.spec.name
-
-    @property
-    def gpus(self) -> int:
-        """Number of GPUs that the operator asks for in each pod."""
-        return self.spec.gpus if isinstance(self.spec, GpuGroup) else 0
-
-    @property
-    def claim_template(self) -> str | None:
-        """The ResourceClaimTemplate that asks for them, if they are not an extended resource."""
-        return self.spec.resource_claim_template_name if isinstance(self.spec, GpuGroup) else None
-
-    @cached_property
-    def pods(self) -> tuple[str, ...]:
-        """Names of the pods, in the order of their ordinals."""
-        return self._pods(self.spec.replicas)
-
-    @cached_property
-    def possible_pods(self) -> tuple[str, ...]:
-        """Names of all pods that the group may have while the job runs."""
-        return self._pods(self.max_replicas or self.spec.replicas)
-
-    @cached_property
-    def needed_pods(self) -> tuple[str, ...]:
-        """Names of the pods without which the job does not run. Of an elastic group, the first `min_replicas`."""
-        return self.pods if self.max_replicas is None else self._pods(self.min_replicas)
-
-    def _pods(self, number: int) -> tuple[str, ...]:
-        return tuple(f"{self.statefulset}-{ordinal}" for ordinal in range(number))
+from grpo_spec.contract import Engine, Follower, Member, TransferGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +65,11 @@ class Topology:
     def gang_pods(self) -> tuple[str, ...]:
         """Names of the pods that get nodes together, if any do."""
         return tuple(pod for group in self.groups if group.in_gang for pod in group.pods)
+
+    def partners(self, pod: str) -> tuple[str, ...]:
+        """Return the names of the other pods of the engine that runs in this pod, which cannot run without it."""
+        engine = next((one for one in self.engines if pod in one.pods), None)
+        return tuple(other for other in engine.pods if other != pod) if engine else ()
 
     @cached_property
     def trainer_pods(self) -> frozenset[str]:
@@ -199,7 +160,7 @@ def _members(job: Job, groups: Sequence[Group]) -> tuple[Member, ...]:
 
 
 def _server_engines(job: Job, groups: Sequence[Group], master: Member) -> tuple[tuple[Engine, ...], TransferGroup]:
-    """Return one engine for each pod that may exist: the contract is the same however many there are.
+    """Return an engine for each pod, or `podsPerEngine`, that may exist: the contract is the same for any number.
 
     All are in one transfer group: rank 0 sends once, however many engines there are.
     """
@@ -210,15 +171,21 @@ def _server_engines(job: Job, groups: Sequence[Group], master: Member) -> tuple[
         assert isinstance(group.spec, GenerationGroup)
         tensor_parallel = group.spec.tensor_parallel or job.spec.generation.tensor_parallel
         needed = set(group.needed_pods)
-        for pod in group.possible_pods:
+        size = group.spec.pods_per_engine
+        copies = group.spec.gpus * size // tensor_parallel  # stages of one copy if it takes several pods
+        pods = group.possible_pods
+        for pod, *others in (pods[start : start + size] for start in range(0, len(pods), size)):
             engine = Engine(
                 name=pod,
                 pod=pod,
                 group=group.name,
                 host=job.host(pod),
                 port=server.port,
+                followers=tuple(Follower(pod=other, port=server.port) for other in others),
+                meeting_port=job.spec.rendezvous.port,
                 tensor_parallel=tensor_parallel,
-                data_parallel=group.spec.gpus // tensor_parallel,
+                pipeline_parallel=copies if others else 1,
+                data_parallel=1 if others else copies,
                 devices=tuple(range(group.spec.gpus)),
                 elastic=pod not in needed,
             )

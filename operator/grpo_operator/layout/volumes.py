@@ -15,9 +15,9 @@ from typing import Literal
 from grpo_operator.api import names
 from grpo_operator.api.names import Role
 from grpo_operator.api.pod_template import PodTemplate
+from grpo_operator.layout.groups import Group
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.metadata import Manifest
-from grpo_operator.layout.topology import Group
 from grpo_spec import contract as c
 from grpo_spec.schema import dump
 

@@ -132,7 +132,7 @@ class Engines:
         """
         self.folder, self.contract, self._each_a_host = folder, contract, each_a_host
         self._forks = contract.device == Device.CPU if forks is None else forks
-        self.launchers: dict[str, Launcher] = {}  # by engine
+        self.launchers: dict[str, Launcher] = {}  # by engine, and those of its other pods by pod
         self._may_end: set[Launcher] = set()  # launchers whose end is no failure
         (folder / "contract.json").write_text(contract.model_dump_json(by_alias=True))
 
@@ -164,7 +164,8 @@ class Engines:
 
         for engine in self.contract.engines:
             if not engine.elastic:
-                self.start(engine)
+                for pod in reversed(engine.pods):
+                    self.start(engine, pod)
         previous = signal.signal(signal.SIGUSR1, fail)
         watcher = threading.Thread(target=watch, name="engines-watch", daemon=True)
         watcher.start()
@@ -176,29 +177,30 @@ class Engines:
             signal.signal(signal.SIGUSR1, previous)
             self.close()
 
-    def start(self, engine: Engine) -> Launcher:
-        """Start the container of an engine's pod, for the first time or again."""
-        state = self.folder / engine.pod
+    def start(self, engine: Engine, pod: str = "") -> Launcher:
+        """Start the container of an engine's pod, or of another one of its pods, for the first time or again."""
+        pod = pod or engine.pod
+        state = self.folder / pod
         state.mkdir(exist_ok=True)
         environ = {
             "GRPO_CONTRACT": str(self.folder / "contract.json"),
             "GRPO_STATE_DIR": str(state),
-            "GRPO_TERMINATION_LOG": str(self.termination_log(engine)),
-            "POD_NAME": engine.pod,
-            "POD_UID": f"uid-of-{engine.pod}",
+            "GRPO_TERMINATION_LOG": str(self.folder / f"{pod}.termination-log"),
+            "POD_NAME": pod,
+            "POD_UID": f"uid-of-{pod}",
             "OMP_NUM_THREADS": "1",
         }
         if self._each_a_host:
-            environ["NCCL_HOSTID"] = engine.pod
+            environ["NCCL_HOSTID"] = pod
         environ = {**os.environ, "PYTHONPATH": PYTHONPATH, **environ}
         process: Launcher
-        with self.log(engine).open("ab") as log:
+        with (self.folder / f"{pod}.log").open("ab") as log:
             if self._forks:
                 process = SERVERS.start(WITH_VLLM, [str(PROGRAMS / "forking_engine_pod.py")], environ, log.fileno())
             else:
                 command = [sys.executable, "-m", "grpo_workload.engine_pod"]
                 process = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
-        self.launchers[engine.name] = process
+        self.launchers[engine.name if pod == engine.pod else pod] = process
         return process
 
     def expect_end(self, engine: Engine) -> Launcher:

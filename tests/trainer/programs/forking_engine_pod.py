@@ -48,7 +48,7 @@ class ForkedServer:
 async def fork_server(*command: str, env: Mapping[str, str], stdout: int, **_: Any) -> ForkedServer:
     """Start a server in a session of its own, as the pod's call of asyncio.create_subprocess_exec would."""
     *program, module = command[: len(vllm_command.SERVER)]
-    assert (*program, module) == vllm_command.SERVER
+    assert (*program, module) in (vllm_command.SERVER, vllm_command.FOLLOWER)
 
     def run() -> None:
         sys.argv = [module, *command[len(vllm_command.SERVER) :]]

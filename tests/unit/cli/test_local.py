@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grpo_cli.errors import CliError
 from grpo_cli.local.environment_pods import EnvironmentPods
 from grpo_cli.local.processes import free_ports, local_contract
 from grpo_cli.local.variables import variables
@@ -39,6 +40,13 @@ def test_each_pod_has_its_own_ports_and_devices() -> None:
     ports += [t.port for t in contract.transfers]
     assert len(set(ports)) == len(ports)
     assert {place.host for place in (*places, *contract.transfers)} == {"127.0.0.1"}
+
+
+def test_an_engine_over_pods_is_refused_on_one_machine() -> None:
+    group = {"name": "v", "replicas": 2, "gpus": 1, "podsPerEngine": 2}
+    made, topology = world(generation={"topology": "Server", "server": {"groups": [group]}})
+    with pytest.raises(CliError, match="podsPerEngine of group v needs a cluster"):
+        local_contract(made, topology)
 
 
 def test_pods_use_only_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:

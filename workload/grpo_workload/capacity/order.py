@@ -36,7 +36,7 @@ def step_seconds(contract: Contract, plan: Plan, shapes: Shapes) -> float:
     moved = {"none": 0, "generating": generating, "cpu": 40}[parallelism.offload_optimizer]  # bytes; CPU's AdamW
     train += moved * shapes.trained / world / BUS
     workers = world if generation.topology is Topology.COLOCATE else sum(one.world_size for one in contract.engines)
-    split = contract.engines[0].tensor_parallel if contract.engines else generation.tensor_parallel
+    split = contract.engines[0].copy_size if contract.engines else generation.tensor_parallel
     copies = max(1, workers // split)
     place = next((one for one in plan.gpus if "KV cache" in one.phases["generate"]), None)
     cache = place.phases["generate"]["KV cache"] if place else 0

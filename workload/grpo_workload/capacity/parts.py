@@ -219,8 +219,8 @@ class Trainers:
 
 def engine_phases(contract: Contract, engine: Engine, gpu_bytes: int, shapes: Shapes) -> tuple[dict[str, Parts], int]:
     """Return the parts of each phase on a GPU of an engine, and the bytes that its share lacks."""
-    own = (engine.tensor_parallel > 1) * COMMUNICATOR  # its other one is the transfer's
-    size = EngineSize(contract, shapes, engine.tensor_parallel, gpu_bytes, fixed=CUDA_CONTEXT + own)
+    own = (engine.copy_size > 1) * COMMUNICATOR  # its other one is the transfer's
+    size = EngineSize(contract, shapes, engine.copy_size, gpu_bytes, fixed=CUDA_CONTEXT + own)
     always = {"CUDA context": CUDA_CONTEXT, "NCCL": COMMUNICATOR + own}
     push = {"push buckets": max(PIECE_BYTES["nccl"], shapes.largest_sent), "engine reload": size.per_layer}
     phases = {LOAD: always | size.awake, PUSH: always | size.awake | push, GENERATE: always | size.awake}

@@ -40,7 +40,7 @@ async def check_devices(contract: Contract, pod: str) -> None:
 
 def device_users(contract: Contract, pod: str) -> dict[str, tuple[int, ...]]:
     """Return the local devices of each rank and engine of `pod`."""
-    users = {engine.name: engine.devices for engine in contract.engines if engine.pod == pod}
+    users = {engine.name: engine.devices for engine in contract.engines if pod in engine.pods}
     ranks = {
         f"rank {member.rank_offset + local}": (device,)
         for member in contract.members
@@ -88,7 +88,7 @@ async def count_devices(environ: Mapping[str, str]) -> int | None:
 def _environ(contract: Contract, pod: str, environ: Mapping[str, str]) -> dict[str, str]:
     # The variables with which the contract's device numbers apply: only ranks on the first devices keep the container's
     # CUDA_VISIBLE_DEVICES.
-    renumbered = any(engine.pod == pod for engine in contract.engines) or any(
+    renumbered = any(pod in engine.pods for engine in contract.engines) or any(
         member.pod == pod and member.devices not in ((), tuple(range(member.gpus))) for member in contract.members
     )
     return {name: value for name, value in environ.items() if not (renumbered and name == "CUDA_VISIBLE_DEVICES")}

@@ -21,6 +21,7 @@ import aiohttp
 
 from grpo_spec.contract import Contract, Engine
 from grpo_workload.pod.empty_adapter import empty_adapter_folder, write_empty_adapter
+from grpo_workload.pod.meeting import Node
 from grpo_workload.pod.vllm_command import engine_command
 
 logger = logging.getLogger(__name__)
@@ -128,18 +129,20 @@ class PodEngines:
         self._made_for: object = None  # what they were started with
         self._were_pushed_to = False  # whether the last attempt found that the one before had pushed to all
 
-    async def begin(self, contract: Contract, engines: Sequence[Engine]) -> asyncio.Task[str]:
+    async def begin(self, contract: Contract, engines: Sequence[Engine], node: Node | None = None) -> asyncio.Task[str]:
         """Start the engines, unless the same ones run already and can go on; then they do.
+
+        `node`: the pod's place in its engine over several pods, of which none knows whether the others can go on.
 
         Returns a task that ends when the first engine ends, and says what happened. Raises ConfigError as
         `engine_command` does, before any engine is started.
         """
         wanted = (contract.config, contract.device, tuple(engines))
-        if wanted == self._made_for and await self._can_go_on():
+        if node is None and wanted == self._made_for and await self._can_go_on():
             logger.info("attempt %d: engines go on, with what they have loaded and compiled", contract.attempt)
         else:
             await self.stop()
-            await self._start(contract, engines)
+            await self._start(contract, engines, node)
             self._made_for, self._were_pushed_to = wanted, False
         return asyncio.create_task(_first_exit(self._processes))
 
@@ -159,10 +162,10 @@ class PodEngines:
         may_be_abandoned, self._were_pushed_to = self._were_pushed_to, all(one.isdecimal() for one in versions)
         return bool(versions) and all(one.isdecimal() or (may_be_abandoned and one == ABANDONED) for one in versions)
 
-    async def _start(self, contract: Contract, engines: Sequence[Engine]) -> None:
+    async def _start(self, contract: Contract, engines: Sequence[Engine], node: Node | None) -> None:
         if contract.config.pushes_adapters:
             write_empty_adapter(empty_adapter_folder())
-        commands = [(engine, *engine_command(contract, engine)) for engine in engines]
+        commands = [(engine, *engine_command(contract, engine, node=node)) for engine in engines]
         for engine, command, environ in commands:
             self._processes.append(await EngineProcess.start(engine, command, environ))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_spec.contract import Engine
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import VISION_FAMILIES, ModelConfig
 
@@ -34,6 +35,16 @@ def check_split(field: str, tensor_parallel: int, model: Mapping[str, Any]) -> N
         f"{field}: the model's {' and '.join(found)} cannot be split evenly over {tensor_parallel} GPUs; "
         f"{better} would work"
     )
+
+
+def check_stages(engine: Engine, model: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the model has fewer layers than the engine has pipeline stages."""
+    layers = (model.get("text_config") or model).get("num_hidden_layers")
+    if isinstance(layers, int) and layers < engine.pipeline_parallel:
+        raise ConfigError(
+            f"podsPerEngine of group {engine.group}: the model's {layers} layers cannot be divided into "
+            f"{engine.pipeline_parallel} pipeline stages; fewer pods or a larger tensorParallel would work"
+        )
 
 
 def split_sizes(model: Mapping[str, Any], most: int) -> list[int]:

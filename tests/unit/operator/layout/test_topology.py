@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.contracts import make_contract
+from grpo_operator.layout.manifests import statefulset
 from grpo_spec.contract import Contract
 from support.control_plane.jobs import job, spec, world
 
@@ -96,7 +97,7 @@ REFUSED = [
     (_server((1, 8, 3)), "spec.generation.server.groups[0]: tensorParallel must divide gpus"),
     (
         _server((1, 3, None), tensor_parallel=2),
-        "spec.generation: tensorParallel must divide gpus of every group of server.groups",
+        "spec.generation: tensorParallel must divide gpus x podsPerEngine of every group of server.groups",
     ),
     (
         {"generation": {"topology": "Server"}},
@@ -201,6 +202,37 @@ REFUSED = [
         "groups of trainer.groups and generation.server.groups must have different names",
     ),
 ]
+REFUSED += [
+    (
+        {
+            "lora": {"push": "adapters"},
+            "generation": {
+                "topology": "Server",
+                "server": {"groups": [{"name": "gen", "gpus": 1, "replicas": 2, "podsPerEngine": 2}]},
+            },
+        },
+        "lora.push adapters needs podsPerEngine 1 in all generation.server.groups",
+    ),
+]
+REFUSED += [
+    (
+        {"generation": {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1} | group]} | more}},
+        fault,
+    )
+    for group, more, fault in (
+        ({"replicas": 3, "podsPerEngine": 2}, {}, "podsPerEngine must divide replicas, the number of pods"),
+        (
+            {"replicas": 3, "podsPerEngine": 3, "tensorParallel": 4},
+            {},
+            "tensorParallel must divide gpus x podsPerEngine",
+        ),
+        (
+            {"replicas": 2, "podsPerEngine": 2},
+            {"elastic": {"maxReplicas": 2}},
+            "podsPerEngine of the first group must be 1 with elastic",
+        ),
+    )
+]
 
 
 @pytest.mark.parametrize(("change", "fault"), REFUSED)
@@ -238,3 +270,20 @@ def test_an_accepted_spec_is_consistent_and_a_refused_one_names_a_field(
     _check_transfers(contract)
     if topology == "Colocate":
         assert all(m.gpus % tensor_parallel == 0 and m.rank_offset % tensor_parallel == 0 for m in contract.members)
+
+
+def test_an_engine_over_pods_has_the_pods_of_neighbouring_ordinals() -> None:
+    group = {"name": "gen", "replicas": 4, "gpus": 4, "podsPerEngine": 2, "tensorParallel": 2}
+    job, topology = world(generation={"topology": "Server", "server": {"groups": [group], "port": 8001}})
+    first, second = topology.engines
+    assert (first.pods, second.pods) == (("job-gen-0", "job-gen-1"), ("job-gen-2", "job-gen-3"))
+    assert (first.host, first.meeting_port) == (job.host("job-gen-0"), job.spec.rendezvous.port)
+    assert [one.port for one in first.followers] == [8001]
+    assert (first.tensor_parallel, first.pipeline_parallel, first.data_parallel, first.world_size) == (2, 4, 1, 8)
+    assert first.devices == (0, 1, 2, 3)
+    assert topology.partners("job-gen-3") == ("job-gen-2",)
+    assert topology.partners("job-gen-0") == ("job-gen-1",)
+    assert topology.partners(topology.members[0].pod) == ()
+    assert len(topology.needed_pods) == len(topology.members) + 4
+    built = statefulset(job, topology.groups[-1], 0)
+    assert built["spec"]["replicas"] == 4

@@ -48,7 +48,7 @@ async def test_engines_that_run_are_stopped_when_the_next_one_cannot_start(monke
         return started[-1]
 
     monkeypatch.setattr(EngineProcess, "start", record)
-    monkeypatch.setattr(engines, "engine_command", lambda _, engine: (commands[engine.name], dict(os.environ)))
+    monkeypatch.setattr(engines, "engine_command", lambda _, engine, **_more: (commands[engine.name], dict(os.environ)))
     with pytest.raises(FileNotFoundError):
         async with running_engines(contract, contract.engines):
             pytest.fail("the second engine cannot run")
@@ -95,7 +95,7 @@ async def test_an_engine_goes_on_in_a_later_attempt_if_it_is_the_same_and_was_pu
 ) -> None:
     contract = make_contract(Path("/nowhere"), [(1, 1)])
     command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), str(status), version]
-    monkeypatch.setattr(engines, "engine_command", lambda *_: (command, dict(os.environ)))
+    monkeypatch.setattr(engines, "engine_command", lambda *_, **_more: (command, dict(os.environ)))
     raw = contract.model_dump(by_alias=True) | {"attempt": 1}
     raw["config"]["generation"] |= changes
     pod_engines = PodEngines()
@@ -128,7 +128,7 @@ async def test_an_engine_goes_on_once_more_after_a_rank_was_killed_before_its_fi
 async def test_an_engine_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     contract = make_contract(Path("/nowhere"), [(1, 1)])
     command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", "7"]
-    monkeypatch.setattr(engines, "engine_command", lambda *_: (command, dict(os.environ)))
+    monkeypatch.setattr(engines, "engine_command", lambda *_, **_more: (command, dict(os.environ)))
     monkeypatch.setattr(engines, "ANSWER_SECONDS", 0.1)
     pod_engines = PodEngines()
     try:
@@ -146,7 +146,7 @@ async def test_engines_that_go_on_are_watched_in_the_later_attempt_too(
     caplog.set_level("INFO")
     contract = make_contract(Path("/nowhere"), [(1, 1)])
     command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", "7"]
-    monkeypatch.setattr(engines, "engine_command", lambda *_: (command, dict(os.environ)))
+    monkeypatch.setattr(engines, "engine_command", lambda *_, **_more: (command, dict(os.environ)))
     monkeypatch.setattr(contract_file, "POLL_SECONDS", 0.01)
     pod = EnginePod(
         contract=contract,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_spec.contract import Contract
+from grpo_spec.contract import Contract, Follower
+from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import ModelConfig
 from grpo_spec.training import TrainingConfig
 from grpo_workload.generation import vllm_api
-from grpo_workload.pod.vllm_command import as_flags, engine_command
+from grpo_workload.pod.meeting import Node
+from grpo_workload.pod.vllm_command import FOLLOWER, SERVER, as_flags, engine_command
 from support.trainer.places import contract_json
 
 
@@ -59,6 +62,38 @@ def test_an_engine_gets_its_parallel_sizes_model_port_and_devices() -> None:
     assert environ["VLLM_SERVER_DEV_MODE"] == "1"
     assert environ["HOME"] == "/root"
     assert not {"RANK", "MASTER_ADDR"} & environ.keys()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_each_pod_of_an_engine_over_pods_starts_its_part_of_it(device: str) -> None:
+    job = contract(device)
+    followers = (Follower(pod="pod-1", port=8100), Follower(pod="pod-2", port=8200))
+    sizes = {"tensor_parallel": 2, "data_parallel": 1, "pipeline_parallel": 3, "devices": (0, 1)}
+    engine = job.engines[0].model_copy(update={"followers": followers, **sizes})
+    job = job.model_copy(update={"engines": (engine,)})
+    assert (engine.world_size, engine.pods) == (6, ("pod-0", "pod-1", "pod-2"))
+    first, environ = engine_command(job, engine, {}, node=Node(0, 4711))
+    third, _ = engine_command(job, engine, {}, node=Node(2, 4711))
+    for command in (first, third):
+        flags = ("--tensor-parallel-size", "--pipeline-parallel-size", "--nnodes", "--master-addr", "--master-port")
+        assert [value(command, flag) for flag in flags] == ["2", "3", "3", "h", "4711"]
+        assert ("--worker-cls" in command) == (device == "cpu")
+    assert [value(one, "--node-rank") for one in (first, third)] == ["0", "2"]
+    assert [value(one, "--port") for one in (first, third)] == ["8000", "8200"]
+    assert (tuple(first[:3]), tuple(third[:3])) == (SERVER, FOLLOWER)
+    if device == "cuda":
+        assert environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+    else:
+        assert int(environ["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 2}')
+    job = contract()
+    config = job.config.model_copy(update={"model": ModelConfig(path=str(tmp_path))})
+    engine = job.engines[0].model_copy(update={"pipeline_parallel": 3})
+    with pytest.raises(ConfigError, match=r"podsPerEngine of group g: the model's 2 layers .* 3 pipeline stages"):
+        engine_command(job.model_copy(update={"config": config}), engine, {}, node=Node(0, 1))
 
 
 def test_engines_return_the_experts_that_they_choose_if_routers_are_replayed() -> None:

@@ -1,0 +1,135 @@
+"""Pushes to and completions from one real vLLM engine whose layers are divided over two pods; one of them is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from grpo_spec.contract import Contract, Follower
+from grpo_spec.reasons import Reason
+from grpo_spec.reports import ExitCode, Outcome
+from grpo_workload.generation.servers.errors import EngineDiffersError
+from grpo_workload.generation.servers.generator import ServerGenerator
+from grpo_workload.weights.export import Export, full
+from support.trainer.engines import Engines, make_contract, own_logprobs, prompts, weights_of
+from support.trainer.launchers import eventually, free_ports
+
+pytestmark = pytest.mark.vllm
+
+
+def over_two_pods(contract: Contract) -> Contract:
+    """Return a contract whose engine has its second half in a pod of its own."""
+    port, meeting_port = free_ports(2)
+    (engine,) = contract.engines
+    update = {
+        "followers": (Follower(pod="engine-1", port=port),),
+        "meeting_port": meeting_port,
+        "pipeline_parallel": 2,
+    }
+    return contract.model_copy(update={"engines": (engine.model_copy(update=update),)})
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    pods = Engines(tmp_path_factory.mktemp("engines"), over_two_pods(make_contract(tiny_model, [(1, 1)])))
+    with pods.running():
+        yield pods
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def generator(engines: Engines, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
+    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    ready = ServerGenerator(engines.contract, 0, lambda: weights_of(model))
+    yield ready
+    ready.close()
+    dist.destroy_process_group()
+
+
+def largest_difference(model: Any, generator: ServerGenerator) -> float:
+    groups = generator.generate(prompts(), 4)
+    differences = [
+        (own_logprobs(model, prompt, completion) - torch.tensor(completion.logprobs)).abs().max()
+        for prompt, group in zip(prompts(), groups, strict=True)
+        for completion in group
+    ]
+    return float(torch.stack(differences).max())
+
+
+def test_a_later_attempt_in_the_same_pods_starts_both_parts_again(engines: Engines) -> None:
+    def servers() -> list[str]:
+        pids = [one.pid for one in engines.launchers.values()]
+        return [Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0] for pid in pids]
+
+    def is_healthy(port: int) -> bool:
+        with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    (engine,) = engines.contract.engines
+    ports = (engine.port, engine.followers[0].port)
+    eventually(lambda: all(map(is_healthy, ports)), "both pods are ready")
+    before, fresh = servers(), engines.folder / "contract.tmp"
+    fresh.write_text(engines.contract.model_copy(update={"attempt": 1}).model_dump_json(by_alias=True))
+    fresh.replace(engines.folder / "contract.json")
+    eventually(lambda: not any(map(is_healthy, ports)), "both parts have ended")
+    eventually(lambda: all(map(is_healthy, ports)), "both pods are ready again")
+    assert not {*before} & {*servers()}
+
+
+# The first push to the engine: only the first push is compared with what the engine has loaded.
+def test_the_second_pod_refuses_first_weights_that_are_not_what_it_loaded(
+    generator: ServerGenerator, model: Any
+) -> None:
+    changed = [one._replace(make=lambda value: 2 * value) if "layers.1." in one.name else one for one in full(model)]
+    with pytest.raises(EngineDiffersError, match=r"and then had others in .*layers\.1\."):
+        generator.sync_weights(Export(changed, is_partitioned=False), 0)
+    generator._pusher.with_engines(generator._pusher.join)
+    generator.sync_weights(weights_of(model), 0)
+    assert largest_difference(model, generator) < 1e-4
+
+
+def test_both_pods_hold_what_was_pushed(generator: ServerGenerator, model: Any) -> None:
+    before = deepcopy(model)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    generator.sync_weights(weights_of(model), version=3)
+    assert largest_difference(model, generator) < 1e-4 < largest_difference(before, generator)
+
+
+# The last test of this file: the engine has ended after it.
+def test_of_two_pods_that_end_the_one_that_was_killed_says_so_and_the_other_that_it_lost_it(engines: Engines) -> None:
+    (engine,) = engines.contract.engines
+    launcher = engines.launchers["engine-1"]
+    engines._may_end |= {launcher, engines.launchers[engine.name]}
+    (server,) = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(server), signal.SIGKILL)
+
+    def outcome(pod: str) -> Outcome | None:
+        said = (engines.folder / f"{pod}.termination-log").read_text()
+        return Outcome.model_validate_json(said) if said else None
+
+    killed = eventually(lambda: outcome("engine-1"), "the pod says how its part has ended")
+    other = eventually(lambda: outcome("engine-0"), "the first pod says how the engine has ended")
+    assert (killed.exit_code, killed.reason) == (ExitCode.RANK_FAILED, Reason.ENGINE_DIED)
+    assert "pod engine-1: engine engine-0 was killed by SIGKILL" in killed.message
+    assert (other.exit_code, other.reason) == (ExitCode.PEER_LOST, Reason.PEER_LOST)
+    assert "pod engine-1 of the same engine has ended" in other.message
