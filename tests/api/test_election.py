@@ -136,23 +136,46 @@ async def test_a_clock_that_jumps_takes_no_lease_away(candidates: Candidates, mo
     assert candidates.events == ["a leads"]
 
 
+def _watch_requests(
+    monkeypatch: pytest.MonkeyPatch, lost: Callable[[list[str]], bool] = lambda sent: False
+) -> list[str]:
+    """Return a list that gets the verb of each request about a Lease; of those that are `lost`, the answer is."""
+    sent: list[str] = []
+
+    def watch(name: str) -> None:
+        plain = getattr(client.CoordinationV1Api, name)
+
+        async def watched(*args: Any, **kwargs: Any) -> Any:
+            sent.append(name.split("_")[0])
+            is_lost, answer = lost(sent), await plain(*args, **kwargs)
+            if is_lost:
+                raise TimeoutError
+            return answer
+
+        monkeypatch.setattr(client.CoordinationV1Api, name, watched)
+
+    for name in ("read_namespaced_lease", "create_namespaced_lease", "replace_namespaced_lease"):
+        watch(name)
+    return sent
+
+
+async def test_a_leader_without_an_answer_renews_again_before_it_reads(
+    candidates: Candidates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request and a read that both wait for their deadline would leave no time for a second try."""
+    sent = _watch_requests(monkeypatch, lambda sent: len(sent) == 4)
+    await candidates.add("a", PATIENT)
+    await _until(lambda: len(sent) > 7, lambda: f"more than {sent}")
+    # The write whose answer was lost had come through, so the API server refuses the second one.
+    assert sent[:6] == ["read", "create", "replace", "replace", "replace", "read"]
+    assert candidates.events == ["a leads"]
+
+
 async def test_a_leader_renews_with_one_request_and_reads_again_only_when_it_fails(
     candidates: Candidates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An API server that takes seconds for an answer would take two requests past the renew deadline."""
-    sent: list[str] = []
-
-    def count(name: str) -> None:
-        plain = getattr(client.CoordinationV1Api, name)
-
-        async def counted(*args: Any, **kwargs: Any) -> Any:
-            sent.append(name.split("_")[0])
-            return await plain(*args, **kwargs)
-
-        monkeypatch.setattr(client.CoordinationV1Api, name, counted)
-
-    for name in ("read_namespaced_lease", "create_namespaced_lease", "replace_namespaced_lease"):
-        count(name)
+    sent = _watch_requests(monkeypatch)
     _, link = await candidates.add("a", PATIENT)
     await _until(lambda: len(sent) > 5, lambda: f"more than {sent}")
     assert sent[:5] == ["read", "create", "replace", "replace", "replace"]

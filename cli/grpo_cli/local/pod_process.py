@@ -25,6 +25,7 @@ def launch(
     """Start the program of a pod, which reads its contract from a file."""
     state = state_folder(output, pod)
     state.mkdir(parents=True, exist_ok=True)
+    (state / "termination-log").unlink(missing_ok=True)  # of an attempt before, which would speak for this one
     environment = os.environ | variables
     environment |= {
         c.ENV_POD_NAME: pod,

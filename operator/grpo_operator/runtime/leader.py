@@ -156,7 +156,7 @@ class _Lock(LeaseLock):  # type: ignore[misc]
         self._version: str | None = None
         self._changed = -math.inf
         self._complaints = Complaints(log)
-        self._is_as_written = False  # the Lease, as far as this operator knows: it holds it then
+        self._is_as_written = False  # `lease_reference` is what this operator wrote last, and as far as it knows holds
 
     @property
     def holder(self) -> str | None:
@@ -184,7 +184,8 @@ class _Lock(LeaseLock):  # type: ignore[misc]
         self.lease_reference.spec = self.update_lease(updated_record, self.lease_reference.spec)
         if await self._write(self.api_instance.replace_namespaced_lease(name, namespace, self.lease_reference)):
             return True
-        await self.get(name, namespace)  # another may have taken it
+        if not self._is_as_written:
+            await self.get(name, namespace)  # another may have taken it
         return False
 
     async def release(self) -> None:
@@ -198,15 +199,19 @@ class _Lock(LeaseLock):  # type: ignore[misc]
             )
 
     async def _write(self, request: Awaitable[Any]) -> bool:
-        """Send a write of the Lease, and keep the answer. Return whether there was one."""
+        """Send a write of the Lease, and keep the answer. Return whether it was written.
+
+        Without an answer the same is written again, if this operator held the Lease: to read it first would take the
+        time that a second try needs. Had the first one come through, the API server refuses the second.
+        """
         answer = await _answer(request)
-        self._is_as_written = not isinstance(answer, ApiException)
         if isinstance(answer, ApiException):
+            self._is_as_written = self._is_as_written and answer.status is None
             text = "%s could not write the Lease %s: %s"
             self._complaints.say(answer.status, text, self.identity, self.name, reason_of(answer))
-        else:
-            self.lease_reference = answer
-        return self._is_as_written
+            return False
+        self.lease_reference, self._is_as_written = answer, True
+        return True
 
     def update_lease(self, leader_election_record: Any, current_spec: Any = None) -> Any:
         """Return the spec to write. The API server insists on microseconds, also where they are 0."""

@@ -26,6 +26,7 @@ if pod := os.environ.get('POD_NAME'):
     with open(os.environ['NOTES'], 'a') as notes:
         print(pod, attempt, training.get('maxTokensPerMicroBatch'), file=notes)
     outcome = json.loads(os.environ['ENDS'])[pod]
+    outcome = outcome[attempt] if isinstance(outcome, list) else outcome
     if outcome is not None:
         outcome = {'attempt': attempt, 'message': 'the end'} | outcome
         pathlib.Path(os.environ['GRPO_TERMINATION_LOG']).write_text(json.dumps(outcome))
@@ -40,7 +41,7 @@ FULL = {"exitCode": 70, "reason": "OutOfMemory"}
 class Trainers:
     """Two trainer pods that end at once."""
 
-    def __init__(self, folder: Path, *ends: dict[str, Any] | None, **policy: Any) -> None:
+    def __init__(self, folder: Path, *ends: dict[str, Any] | list[dict[str, Any] | None] | None, **policy: Any) -> None:
         (folder / "sitecustomize.py").write_text(ENDS)
         self._notes = folder / "notes"
         job, topology = world(
@@ -54,7 +55,7 @@ class Trainers:
             "ENDS": json.dumps(dict(zip(topology.pods, ends, strict=True))),
         }
         self.said: list[str] = []
-        self._pods = TrainerPods(
+        self._pods = pods = TrainerPods(
             job,
             local_contract(job, topology),
             folder,
@@ -62,6 +63,7 @@ class Trainers:
             self.said.append,
             LocalRestarts(job),
         )
+        self.outcomes = pods.outcomes
 
     def run(self, steps: int = 0) -> list[str]:
         """Let them end and begin until they do not any more; return what each found, and the number of exit codes."""
@@ -85,6 +87,12 @@ def test_an_exception_that_comes_again_at_the_same_step_ends_the_run(tmp_path: P
     trainers = Trainers(tmp_path, LOST, RAISED)
     assert len(trainers.run()) == 4
     assert "the same exception at the same step" in trainers.said[-1]
+
+
+def test_a_launcher_that_dies_in_a_later_attempt_does_not_end_as_the_one_before(tmp_path: Path) -> None:
+    trainers = Trainers(tmp_path, [KILLED, None], LOST)
+    assert len(trainers.run()) == 4, "its ranks may still run, so no third attempt begins"
+    assert trainers.outcomes()["job-a-0"].reason == "LauncherDied"
 
 
 def test_attempts_without_memory_have_smaller_micro_batches(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def end_of(log: Path, num_bytes: int) -> list[str]:
 class Ranks:
     """The running ranks. Blocking calls run in its own threads, so that the event loop can always answer peers."""
 
-    def __init__(self, place: Place, popen: Mapping[int, Popen[bytes]], copies: LogCopies, log_dir: Path) -> None:
+    def __init__(self, place: Place, popen: dict[int, Popen[bytes]], copies: LogCopies, log_dir: Path) -> None:
         """`popen`: processes by local rank."""
         self._place, self._popen, self._copies, self._log_dir = place, popen, copies, log_dir
         self._asked = False
@@ -137,21 +137,31 @@ class Ranks:
     def start(cls, place: Place, command: Sequence[str]) -> Ranks:
         """Start one process per rank with torchrun's variables, each in a session of its own.
 
-        Output goes to files in the state folder and, prefixed with the rank, to stdout and stderr.
+        Output goes to files in the state folder and, prefixed with the rank, to stdout and stderr. Raises OSError if
+        one cannot be started; those before it are killed.
         """
-        log_dir, copies, popen = log_dir_of(place), LogCopies(), dict[int, Popen[bytes]]()
-        log_dir.mkdir(parents=True, exist_ok=True)
-        for local_rank, rank in enumerate(place.ranks):
-            out, err, error = (log_dir / f"rank-{rank}.{kind}" for kind in ("stdout.log", "stderr.log", "error.json"))
-            error.unlink(missing_ok=True)
-            variables = added_variables(place, local_rank, os.environ) | {"TORCHELASTIC_ERROR_FILE": str(error)}
-            with out.open("w") as stdout, err.open("w") as stderr:
-                popen[local_rank] = Popen(
-                    list(command), env=os.environ | variables, stdout=stdout, stderr=stderr, start_new_session=True
-                )
-            copies.begin(out, f"[rank {rank}] ", sys.stdout)
-            copies.begin(err, f"[rank {rank}] ", sys.stderr)
-        return cls(place, popen, copies, log_dir)
+        ranks = cls(place, {}, LogCopies(), log_dir_of(place))
+        ranks._log_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            for local_rank in range(len(place.ranks)):
+                ranks._start(local_rank, command)
+        except BaseException:
+            ranks._stop(grace=0)
+            raise
+        return ranks
+
+    def _start(self, local_rank: int, command: Sequence[str]) -> None:
+        rank = self._place.ranks[local_rank]
+        error = self._error_file(rank)
+        error.unlink(missing_ok=True)
+        variables = added_variables(self._place, local_rank, os.environ) | {"TORCHELASTIC_ERROR_FILE": str(error)}
+        out, err = (self._log_dir / f"rank-{rank}.{kind}.log" for kind in ("stdout", "stderr"))
+        with out.open("w") as stdout, err.open("w") as stderr:
+            self._popen[local_rank] = Popen(
+                list(command), env=os.environ | variables, stdout=stdout, stderr=stderr, start_new_session=True
+            )
+        self._copies.begin(out, f"[rank {rank}] ", sys.stdout)
+        self._copies.begin(err, f"[rank {rank}] ", sys.stderr)
 
     async def settle(self) -> list[RankExit]:
         """Wait until all ranks have ended or one has failed. Returns the exits until then and shortly after."""

@@ -87,7 +87,7 @@ class EngineProcess:
         try:
             async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
                 return str((await response.json())["weight_version"]) if response.ok else None
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
             logger.info("engine %s does not answer: %r", self.engine.name, error)
             return None
 

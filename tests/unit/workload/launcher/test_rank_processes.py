@@ -2,12 +2,17 @@
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grpo_spec.reports import ExitCode
-from grpo_workload.launcher.rank_processes import RankExit, describe_error, result_of
+from grpo_workload.launcher import rank_processes
+from grpo_workload.launcher.rank_processes import RankExit, Ranks, describe_error, result_of
+from support.trainer.places import place
 
 
 def ended(rank: int, code: int, at: float = 0.0, asked: bool = False) -> RankExit:
@@ -35,6 +40,24 @@ def ended(rank: int, code: int, at: float = 0.0, asked: bool = False) -> RankExi
 def test_the_first_failure_decides(exits: list[RankExit], exit_code: ExitCode, reason: str, rank: int | None) -> None:
     result = result_of(exits)
     assert (result.exit_code, result.reason, result.rank) == (exit_code, reason, rank)
+
+
+def test_ranks_that_had_started_are_killed_where_another_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def popen(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise BlockingIOError("Resource temporarily unavailable")
+        started.append(subprocess.Popen(*args, **kwargs))
+        return started[0]
+
+    monkeypatch.setattr(rank_processes, "Popen", popen)
+    two = next(pod for pod in ("job-a-0", "job-a-1") if len(place(tmp_path, pod).ranks) > 1)
+    with pytest.raises(BlockingIOError):
+        Ranks.start(place(tmp_path, two), [sys.executable, "-c", "import time; time.sleep(600)"])
+    assert started[0].wait(30) < 0
 
 
 def test_the_message_names_rank_exit_code_or_signal_and_error() -> None:

@@ -112,7 +112,7 @@ async def test_an_engine_goes_on_once_more_after_a_rank_was_killed_before_its_fi
     contract = make_contract(Path("/nowhere"), [(1, 1)])
     version = tmp_path / "version"
     command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", str(version)]
-    monkeypatch.setattr(engines, "engine_command", lambda *_: (command, dict(os.environ)))
+    monkeypatch.setattr(engines, "engine_command", lambda *_, **__: (command, dict(os.environ)))
     pod_engines, processes = PodEngines(), []
     try:
         for found in ("default", "7", "abandoned", "4", "abandoned", "abandoned", "abandoned"):

@@ -55,6 +55,20 @@ def test_other_devices_and_versions_are_tried(tmp_path: Path, monkeypatch: pytes
     assert read_trials(contract(), tmp_path).found is None
 
 
+def test_other_sources_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_trials(contract(), tmp_path).keep(FOUND)
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "loss.py").write_text("pass")
+    monkeypatch.setattr(trials, "SOURCES", tmp_path / "sources")
+    assert read_trials(contract(), tmp_path).found is None
+
+
+def test_where_it_cannot_be_written_the_attempt_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "run").write_text("no folder")
+    read_trials(contract(), tmp_path / "run").keep(FOUND)
+    assert "not kept for later attempts" in caplog.text
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"tokens": 1, "promptTokens": 2'])
 def test_a_damaged_file_is_as_none(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE_NAME).write_text(content)
