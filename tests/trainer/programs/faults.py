@@ -144,7 +144,7 @@ def main(model, data):
     result["reused"] = [dataclasses.asdict(sample.completion) for sample in known.samples]
     attempts.begin(scores, forget=(1,))
 
-    vars(attempts.run.policy)["_backward"] = is_full
+    vars(attempts.run.policy.passes)["backward"] = is_full
     for name, count in (("many do not fit", 4), ("one does not fit", 1)):
         batches = [micro_batch(known.samples[:count])]
         errors[name] = error_of(attempts.run.policy.step, batches, 1, LossScale(num_sequences=count, num_tokens=9))
