@@ -52,7 +52,7 @@ class ParallelismConfig(Section):
         "none",
         description="Where optimizer states live. none: on the GPU. cpu: in host memory, where the CPU updates them. "
         "generating: on the GPU for the optimizer's update and in host memory for the rest of the step, which "
-        "leaves that more GPU memory (topology Colocate only).",
+        "then has more GPU memory (topology Colocate only).",
     )
     optimizer_dtype: Literal["float32", "bfloat16", "int8"] = Field(
         "float32",
