@@ -1,4 +1,4 @@
-"""How often, and how late, a local run's pods begin again: as the operator would decide."""
+"""Decides whether and when a local run's pods begin again, by the operator's own rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpo_spec.reports import Outcome
 
 
 class Answer(NamedTuple):
-    """What follows the end of a pod."""
+    """The decision after a pod has ended."""
 
     decision: Decision
     wait: int  # seconds, if anything begins again
@@ -39,7 +39,7 @@ class LocalRestarts:
             self._recent, self._restarts = 0, Restarts(total=self._restarts.total)
 
     def after(self, pod: str, role: Role, ended: Outcome, step: int, halvings: int = 0) -> Answer:
-        """Return what follows the end of a pod; a restart is counted.
+        """Decide after a pod has ended; a restart is counted.
 
         `halvings`: how often restarts have halved the micro-batches.
         """

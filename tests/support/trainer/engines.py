@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from grpo_spec.contract import Contract, Device, Engine
 from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.weights.export import Export, full
 from support.paths import PROGRAMS
 from support.trainer.launchers import eventually, free_ports
@@ -106,6 +108,28 @@ def with_ranks(contract: Contract, ranks: int) -> Contract:
 def weights_of(model: Any) -> Export:
     """Return the weights of a transformers model, as they are pushed."""
     return Export(full(model), is_partitioned=False)
+
+
+@contextmanager
+def own_generator(contract: Contract, weights: Callable[[], Export], folder: Path) -> Iterator[ServerGenerator]:
+    """Yield the generator of the only rank, which sends these weights first; its group meets in a file in `folder`."""
+    store = dist.FileStore(str(folder / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    ready = ServerGenerator(contract, 0, weights)
+    yield ready
+    ready.close()
+    dist.destroy_process_group()
+
+
+def largest_difference(model: Any, generator: ServerGenerator, num_generations: int = 4) -> float:
+    """Return the largest difference of a token's log-probability between the engines and the model, on new samples."""
+    groups = generator.generate(prompts(), num_generations)
+    differences = [
+        (own_logprobs(model, prompt, completion) - torch.tensor(completion.logprobs)).abs().max()
+        for prompt, group in zip(prompts(), groups, strict=True)
+        for completion in group
+    ]
+    return float(torch.stack(differences).max())
 
 
 def own_logprobs(model: Any, prompt: Prompt, completion: Completion) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from grpo_spec.lora import LoraConfig
@@ -20,7 +19,7 @@ from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.weights.export import Export
 from support.trainer.corrupt import changing
-from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs
+from support.trainer.engines import PROMPTS, Engines, make_contract, own_generator, own_logprobs
 
 pytestmark = pytest.mark.vllm
 
@@ -46,13 +45,12 @@ def generator(
     contract = make_contract(tiny_model, [(2, 1)])
     contract = contract.model_copy(update={"config": contract.config.model_copy(update={"lora": LORA})})
     pods = Engines(tmp_path_factory.mktemp("engines"), contract)
-    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
-    with pods.running():
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        ready = ServerGenerator(contract, 0, lambda: Export(adapters.pushed(), is_partitioned=False))
+    folder = tmp_path_factory.mktemp("group")
+    with (
+        pods.running(),
+        own_generator(contract, lambda: Export(adapters.pushed(), is_partitioned=False), folder) as ready,
+    ):
         yield ready
-        ready.close()
-        dist.destroy_process_group()
 
 
 def change(adapters: Adapters, seed: int) -> None:

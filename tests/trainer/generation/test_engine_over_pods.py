@@ -13,7 +13,6 @@ from urllib.request import urlopen
 
 import pytest
 import torch
-import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from grpo_spec.contract import Contract, Follower
@@ -22,7 +21,13 @@ from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.generation.servers.errors import EngineDiffersError
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.weights.export import Export, full
-from support.trainer.engines import Engines, make_contract, own_logprobs, prompts, weights_of
+from support.trainer.engines import (
+    Engines,
+    largest_difference,
+    make_contract,
+    own_generator,
+    weights_of,
+)
 from support.trainer.launchers import eventually, free_ports
 
 pytestmark = pytest.mark.vllm
@@ -54,22 +59,8 @@ def model(tiny_model: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def generator(engines: Engines, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
-    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    ready = ServerGenerator(engines.contract, 0, lambda: weights_of(model))
-    yield ready
-    ready.close()
-    dist.destroy_process_group()
-
-
-def largest_difference(model: Any, generator: ServerGenerator) -> float:
-    groups = generator.generate(prompts(), 4)
-    differences = [
-        (own_logprobs(model, prompt, completion) - torch.tensor(completion.logprobs)).abs().max()
-        for prompt, group in zip(prompts(), groups, strict=True)
-        for completion in group
-    ]
-    return float(torch.stack(differences).max())
+    with own_generator(engines.contract, lambda: weights_of(model), tmp_path_factory.mktemp("group")) as ready:
+        yield ready
 
 
 def test_a_later_attempt_in_the_same_pods_starts_both_parts_again(engines: Engines) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from grpo_spec.reports import ExitCode, Outcome
@@ -37,7 +36,17 @@ from grpo_workload.ranks.seeds import sample_seed
 from grpo_workload.weights.export import Export, Weight, full
 from support.paths import PROGRAMS
 from support.trainer.corrupt import CHANGES, changing
-from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, prompts, weights_of, with_ranks
+from support.trainer.engines import (
+    PROMPTS,
+    Engines,
+    largest_difference,
+    make_contract,
+    own_generator,
+    own_logprobs,
+    prompts,
+    weights_of,
+    with_ranks,
+)
 from support.trainer.launchers import DEADLINE, eventually
 from support.trainer.listeners import Heard
 from support.trainer.scripted_episodes import ENDS, scripted_episodes, turns_of
@@ -55,27 +64,13 @@ def engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def generator(engines: Engines, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
-    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    ready = ServerGenerator(engines.contract, 0, lambda: weights_of(model))
-    yield ready
-    ready.close()
-    dist.destroy_process_group()
+    with own_generator(engines.contract, lambda: weights_of(model), tmp_path_factory.mktemp("group")) as ready:
+        yield ready
 
 
 @pytest.fixture(scope="module")
 def model(tiny_model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
-
-
-def largest_difference(model: Any, generator: ServerGenerator, num_generations: int = 4) -> float:
-    groups = generator.generate(prompts(), num_generations)
-    differences = [
-        (own_logprobs(model, prompt, completion) - torch.tensor(completion.logprobs)).abs().max()
-        for prompt, group in zip(prompts(), groups, strict=True)
-        for completion in group
-    ]
-    return float(torch.stack(differences).max())
 
 
 def assert_refused(generator: ServerGenerator, model: Any, weights: list[Weight], version: int, message: str) -> None:

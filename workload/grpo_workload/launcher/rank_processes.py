@@ -127,9 +127,10 @@ def end_of(log: Path, num_bytes: int) -> list[str]:
 class Ranks:
     """The running ranks. Blocking calls run in its own threads, so that the event loop can always answer peers."""
 
-    def __init__(self, place: Place, popen: dict[int, Popen[bytes]], copies: LogCopies, log_dir: Path) -> None:
-        """`popen`: processes by local rank."""
-        self._place, self._popen, self._copies, self._log_dir = place, popen, copies, log_dir
+    def __init__(self, place: Place) -> None:
+        """Prepare for the ranks of this pod; `start` starts them."""
+        self._place, self._copies, self._log_dir = place, LogCopies(), log_dir_of(place)
+        self._popen: dict[int, Popen[bytes]] = {}  # by local rank
         self._asked = False
         self._threads = ThreadPoolExecutor(max_workers=place.member.gpus + 1, thread_name_prefix="ranks")
 
@@ -140,7 +141,7 @@ class Ranks:
         Output goes to files in the state folder and, prefixed with the rank, to stdout and stderr. Raises OSError if
         one cannot be started; those before it are killed.
         """
-        ranks = cls(place, {}, LogCopies(), log_dir_of(place))
+        ranks = cls(place)
         ranks._log_dir.mkdir(parents=True, exist_ok=True)
         try:
             for local_rank in range(len(place.ranks)):
