@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,8 @@ class Tutorial:
         for command, shown in self._steps:
             said = self._shell(self._adapt(command))
             printed = said.replace(f"{self.job.namespace}/", "default/").splitlines()
-            assert [line for line in shown if not _is_among(line, printed)] == [], f"$ {command}\n{said}"
+            missing = [line for line in shown if not _is_among(line, printed)]
+            assert missing == [], f"$ {command}"
             if command.startswith(last):
                 return
         raise AssertionError(f"the page has no command {last} here")
@@ -96,6 +98,7 @@ class Tutorial:
         return command
 
     def _shell(self, command: str) -> str:
+        started = time.monotonic()
         done = subprocess.run(
             ["bash", "-ec", command],
             cwd=self.folder,
@@ -105,7 +108,8 @@ class Tutorial:
             text=True,
             timeout=600,
         )
-        assert done.returncode == 0, f"$ {command}\n{done.stdout}"
+        sys.stdout.write(f"$ {command}    # {time.monotonic() - started:.0f} s\n{done.stdout}\n")
+        assert done.returncode == 0, f"$ {command}"
         return done.stdout
 
 
