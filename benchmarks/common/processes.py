@@ -1,14 +1,20 @@
-"""Ends all processes that a benchmark has started: ranks and engines in their own sessions, and their children."""
+"""Starts the ranks of a benchmark, and ends all processes that it has started: in their own sessions, and children."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
+
+from grpo_cli.local.processes import free_ports
 
 _PR_SET_CHILD_SUBREAPER = 36
 GRACE = 30.0  # seconds for the kernel to end a killed process
@@ -43,3 +49,25 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
     except psutil.NoSuchProcess:
         return  # it has already ended
+
+
+def run_ranks(module: str, count: int, options: list[str], folder: Path, seconds: int) -> str | None:
+    """Run a module as `count` ranks; return the end of the first log of a rank that failed, if one did."""
+    (port,) = free_ports(1)
+    world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_PORT": str(port)}
+    logs = [folder / f"rank-{rank}.log" for rank in range(count)]
+    started = []
+    for rank, log in enumerate(logs):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
+        command = [sys.executable, "-m", module, *options]
+        started.append(subprocess.Popen(command, env=os.environ | world | own, stderr=log.open("w")))
+    deadline = time.monotonic() + seconds
+    codes: list[int | None] = [None] * count
+    while None in codes and not any(codes) and time.monotonic() < deadline:
+        time.sleep(0.2)
+        codes = [one.poll() for one in started]
+    failed = next((rank for rank, code in enumerate(codes) if code), None if None not in codes else 0)
+    for one in started:  # of a rank that failed, the others wait for ever
+        one.kill()
+        one.wait()
+    return None if failed is None else logs[failed].read_text().strip()[-1500:] or f"no end after {seconds} s"

@@ -16,10 +16,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +25,10 @@ import click
 from benchmarks.common import one_sequence
 from benchmarks.common.models import SHAPES, config_of, write_weights
 from benchmarks.common.one_sequence import GIB
+from benchmarks.common.processes import run_ranks
 from benchmarks.common.runs import about, append
 
+MODULE = "benchmarks.training.sequence_ranks"
 LORA = {"r": 16, "alpha": 32}
 CPU_TOKENS = 600
 
@@ -86,35 +85,13 @@ def main(
         for name in only or CONFIGURATIONS:
             for count in ranks:
                 options = ["--device", device, "--output", str(output), "--only", name, "--models", scratch]
-                error = run_ranks(count, [*options, *(["--size", size] if size else [])], Path(scratch), seconds)
+                error = run_ranks(
+                    MODULE, count, [*options, *(["--size", size] if size else [])], Path(scratch), seconds
+                )
                 if error is not None:
                     line = {"name": name, **CONFIGURATIONS[name]._asdict(), "ranks": count, "device": device}
                     append(output, line | {"error": error.splitlines()[-1:]})
                     print(name, count, error, flush=True)
-
-
-def run_ranks(count: int, options: list[str], folder: Path, seconds: int) -> str | None:
-    """Run this program as `count` ranks; return the end of the first log of a rank that failed, if one did."""
-    from grpo_cli.local.processes import free_ports
-
-    (port,) = free_ports(1)
-    world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_PORT": str(port)}
-    logs = [folder / f"rank-{rank}.log" for rank in range(count)]
-    started = []
-    for rank, log in enumerate(logs):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
-        command = [sys.executable, "-m", "benchmarks.training.sequence_ranks", *options]
-        started.append(subprocess.Popen(command, env=os.environ | world | own, stderr=log.open("w")))
-    deadline = time.monotonic() + seconds
-    codes: list[int | None] = [None] * count
-    while None in codes and not any(codes) and time.monotonic() < deadline:
-        time.sleep(0.2)
-        codes = [one.poll() for one in started]
-    failed = next((rank for rank, code in enumerate(codes) if code), None if None not in codes else 0)
-    for one in started:  # of a rank that failed, the others wait for ever
-        one.kill()
-        one.wait()
-    return None if failed is None else logs[failed].read_text().strip()[-1500:] or f"no end after {seconds} s"
 
 
 def measure(name: str, device: str, size: str | None, output: Path, models: Path) -> None:
@@ -171,7 +148,7 @@ def measure(name: str, device: str, size: str | None, output: Path, models: Path
     if is_gpu:
         line |= {"allocated_gib": [round(size / GIB, 3) for size in allocated]}
         line |= {"reserved_gib": [round(size / GIB, 3) for size in reserved], "gpu": torch.cuda.get_device_name()}
-    line |= about("benchmarks.training.sequence_ranks", only=name, ranks=ranks) | {"is_smoke": not is_gpu}
+    line |= about(MODULE, only=name, ranks=ranks) | {"is_smoke": not is_gpu}
     if dist.get_rank() == 0:
         append(output, line)
         shown = ("name", "ranks", "seconds", "tokens_per_second", "allocated_gib", "planned_gib", "grad_norm")
