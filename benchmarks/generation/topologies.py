@@ -6,11 +6,11 @@
         --shape server:2+1 --output out.jsonl
     python -m benchmarks.generation.topologies --summary out.jsonl
 
-Each shape is a job by `grpo run`: 64 completions per step of at most 512 tokens (random weights, so nearly all reach
-it), ZeRO-2, gradient checkpointing, sleep level 2. Tokens are those of completions, divided by the seconds of the
-whole step, by those in which the slowest rank generates, and by those of training. A step lasts from its prompts to
-its metrics; medians leave out the first steps. A line is written as soon as its job has ended, with the cause as
-`error` when the job did not take its steps.
+Each shape is a job by `grpo run`: `--completions` per step of at most 512 tokens (random weights, so nearly all reach
+it), ZeRO-2, moments in bfloat16, gradient checkpointing, sleep level 2, and a KV cache that takes what is left. Tokens
+are those of completions, divided by the seconds of the whole step, by those in which the slowest rank generates, and
+by those of training. A step lasts from its prompts to its metrics; medians leave out the first steps. A line is
+written as soon as its job has ended, with the cause as `error` when the job did not take its steps.
 """
 
 from __future__ import annotations
@@ -37,27 +37,21 @@ WARMUP = 2
 class Load:
     """The work of a step, and the settings of its engines."""
 
-    prompts: int
-    generations: int
+    generations: int  # of a prompt
     new_tokens: int
     engine: dict[str, Any]  # settings of `generation` for every topology
-    share: bool  # whether engines get a share of their device, which depends on the topology
 
 
 LOADS = {
     "cuda": Load(
-        prompts=8,
         generations=8,
         new_tokens=512,
-        engine={"engineArgs": {"max_num_seqs": 64, "compilation_config": GRAPHS}},
-        share=True,
+        engine={},
     ),
     "cpu": Load(
-        prompts=4,
         generations=4,
         new_tokens=32,
         engine={"engineArgs": {"enforce_eager": True}, "kvCacheMemory": "64Mi"},
-        share=False,
     ),
 }
 
@@ -93,6 +87,7 @@ class Shape:
 @click.option("--size", type=click.Choice(list(SHAPES)), default="1.5", show_default=True)
 @click.option("--device", type=click.Choice(list(LOADS)), default="cuda", show_default=True)
 @click.option("--shape", "names", multiple=True, help="colocate:TENSOR_PARALLEL or server:RANKS+ENGINES.")
+@click.option("--completions", default=64, show_default=True, help="Of a step; a multiple of 8.")
 @click.option("--steps", type=click.IntRange(min=WARMUP + 1), default=6, show_default=True)
 @click.option("--timeout", default=240, show_default=True, help="Longest time for one job, in seconds.")
 @click.option(
@@ -109,6 +104,7 @@ def main(
     size: str,
     device: str,
     names: tuple[str, ...],
+    completions: int,
     steps: int,
     timeout: int,
     model: Path | None,
@@ -127,16 +123,16 @@ def main(
         model = make_model(model or Path(scratch) / "model", size, device, kind="qwen2", max_length=4096).resolve()
         for shape in shapes:
             line: dict[str, Any] = {"shape": shape.name, "gpus": gpus, "size": size, "device": device}
-            job = spec(shape, device, model, steps)
+            line |= {"completions": completions}
+            job = spec(shape, device, model, steps, completions)
 
             def measure(folder: Path, job: Any = job) -> Any:
                 return summarise(run_job(folder, job, steps, seconds=timeout))
 
             line |= measured(shape.name, scratch, measure)
             failed += "error" in line
-            line |= about(
-                "benchmarks.generation.topologies", gpus=gpus, size=size, device=device, shape=shape.name, steps=steps
-            )
+            options = {"gpus": gpus, "size": size, "device": device, "shape": shape.name}
+            line |= about("benchmarks.generation.topologies", **options, completions=completions, steps=steps)
             append(output, line)
             print(as_table([line]), flush=True)
     sys.exit(failed)
@@ -169,44 +165,51 @@ def as_table(lines: list[dict[str, Any]]) -> str:
     """A Markdown table: one row per result, seconds by phase."""
     phases = ("time/generate", "time/train", "time/sync", "step_time")
     table = [
-        "| GPUs | shape | tokens/s | generating | training | generate s | train s | sync s | step s |",
-        "|" + " --- |" * 9,
+        "| GPUs | shape | completions | tokens/s | generating | training | generate s | train s | sync s | step s |",
+        "|" + " --- |" * 10,
     ]
     for line in lines:
+        first = [line["gpus"], line["shape"], line.get("completions", 64)]
         if error := line.get("error"):
-            table.append(f"| {line['gpus']} | {line['shape']} | failed: {error.splitlines()[0]} |" + " |" * 6)
+            table.append(f"| {' | '.join(map(str, first))} | failed: {error.splitlines()[0]} |" + " |" * 6)
             continue
         speeds = line["tokens_per_second"]
-        cells = [line["gpus"], line["shape"], *(f"{speeds[name]:,}" for name in ("step", "generate", "train"))]
+        cells = [
+            line["gpus"],
+            line["shape"],
+            line.get("completions", 64),
+            *(f"{speeds[name]:,}" for name in ("step", "generate", "train")),
+        ]
         cells += [f"{line['median'][name]:.2f}" for name in phases]
         table.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(table)
 
 
-def spec(shape: Shape, device: str, model: Path, steps: int) -> dict[str, Any]:
+def spec(shape: Shape, device: str, model: Path, steps: int, completions: int) -> dict[str, Any]:
     """Spec of the job that runs a shape."""
     load = LOADS[device]
     generation: dict[str, Any] = {"maxModelLen": 1024, **load.engine}
     if shape.engines:
         groups = [{"name": f"e{number}", "gpus": 1} for number in range(shape.engines)]
-        generation |= {"topology": "Server", "server": {"groups": groups}} | (
-            {"gpuMemoryUtilization": 0.6} if load.share else {}
-        )
+        generation |= {"topology": "Server", "server": {"groups": groups}}
     else:
         generation |= {"topology": "Colocate", "tensorParallel": shape.tensor_parallel}
-        generation |= {"gpuMemoryUtilization": 0.3} if load.share else {}
+    if device == "cuda":
+        sizes = [*GRAPHS["cudagraph_capture_sizes"], *range(96, completions + 1, 32)]
+        graphs = GRAPHS | {"cudagraph_capture_sizes": sizes}
+        generation |= {"engineArgs": {"max_num_seqs": max(64, completions), "compilation_config": graphs}}
     return {
         "device": {"type": device},
         "model": {"path": str(model)},
         "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
         "rewards": REWARDS,
         "training": {
-            "promptsPerStep": load.prompts,
+            "promptsPerStep": completions // load.generations,
             "numGenerations": load.generations,
             "maxSteps": steps,
             "maxCompletionLength": load.new_tokens,
         },
-        "parallelism": {"zeroStage": 2, "gradientCheckpointing": True},
+        "parallelism": {"zeroStage": 2, "gradientCheckpointing": True, "optimizerDtype": "bfloat16"},
         "generation": generation,
         "trainer": {"groups": [{"name": "t", "gpus": shape.ranks}]},
         "storage": {"checkpointEverySteps": 1000},
