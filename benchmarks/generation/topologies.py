@@ -29,7 +29,11 @@ import click
 from benchmarks.common.models import SHAPES, make_model
 from benchmarks.common.runs import REWARDS, about, append, measured, run_job
 
-GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 48, 64]}
+GRAPHS: dict[str, Any] = {
+    "mode": 0,
+    "cudagraph_mode": "FULL_DECODE_ONLY",
+    "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 48, 64],
+}
 WARMUP = 2
 
 
@@ -174,12 +178,7 @@ def as_table(lines: list[dict[str, Any]]) -> str:
             table.append(f"| {' | '.join(map(str, first))} | failed: {error.splitlines()[0]} |" + " |" * 6)
             continue
         speeds = line["tokens_per_second"]
-        cells = [
-            line["gpus"],
-            line["shape"],
-            line.get("completions", 64),
-            *(f"{speeds[name]:,}" for name in ("step", "generate", "train")),
-        ]
+        cells = [*first, *(f"{speeds[name]:,}" for name in ("step", "generate", "train"))]
         cells += [f"{line['median'][name]:.2f}" for name in phases]
         table.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(table)

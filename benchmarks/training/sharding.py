@@ -165,8 +165,8 @@ def _autotp(model: Path, device: str, own: Any, count: int) -> Step:
 
     ranks = dist.get_world_size()
     tensor_parallel = {"tensor_parallel": {"autotp_size": ranks}, "zero_optimization": {"stage": 1}}
-    dtypes = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
-    dtypes |= {"data_types": {"grad_accum_dtype": "bf16"}}
+    bf16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    dtypes = {"bf16": bf16, "data_types": {"grad_accum_dtype": "bf16"}}
     batch = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": MAX_NORM}
     return _deepspeed(model, device, own, count, tensor_parallel | dtypes | batch)
 
