@@ -23,5 +23,5 @@ python=$HOME/.cache/grpo-operator/venv/bin/python
   "$python" -m pytest -s --color=no tests/e2e/test_copy.py -k tutorial 2>&1
   printf "the tutorial's commands, with what their test asks beside them: %d s since the start\n" "$SECONDS"
 } | tee "$work/printed"
-# Lines of progress, which a terminal overwrites, and the folder's name say nothing.
-sed -E "s#$work#...#g; s/.*\r//" "$work/printed" >"$result"
+# Lines of progress, each package, and the folder's name say nothing.
+sed -E "/^setup:    *(Downloading|Downloaded|Building|Built) /d; s#$work#...#g; s/.*\r//" "$work/printed" >"$result"

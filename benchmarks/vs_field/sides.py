@@ -1,0 +1,136 @@
+"""What each trainer is told: the same model, prompts, loss and engine, and otherwise its best published settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.common.lengths import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_TOKENS
+from benchmarks.common.metered import prompts
+from benchmarks.common.runs import REWARDS
+from benchmarks.vs_trl.trainer_rows import LARGE_MICRO_BATCH, engine_arguments
+
+SAMPLES = NUM_PROMPTS * NUM_GENERATIONS
+CONTEXT_SPARE = 64  # tokens of a chat template around a prompt
+STEPS = 100  # more than are ever measured
+SHARE = 0.3
+"""Of the GPU's memory for the engine."""
+
+SWIFT_REWARD = """
+from swift.rewards import ORM, orms
+
+
+class Varied(ORM):
+    def __call__(self, completions, **_):
+        return [sum(map(ord, one)) % 97 / 97 for one in completions]
+
+
+orms["varied"] = Varied
+"""
+"""A reward that varies within each group, for ms-swift's --external_plugins."""
+
+Command = list[str]
+
+
+def ours(model: Path, folder: Path, device: str, longest: int) -> Command:
+    """Defaults: micro-batches as large as memory allows, Liger's layers, sequences without padding."""
+    (folder / "data.jsonl").write_text("".join(json.dumps({"prompt": one}) + "\n" for one in prompts()))
+    generation: dict[str, Any] = {"maxModelLen": PROMPT_TOKENS + longest, "engineArgs": engine_arguments(device)}
+    spec: dict[str, Any] = {
+        "device": {"type": device},
+        "model": {"path": str(model)},
+        "dataset": {"path": str(folder / "data.jsonl")},
+        "rewards": REWARDS,
+        "training": {
+            "promptsPerStep": NUM_PROMPTS,
+            "numGenerations": NUM_GENERATIONS,
+            "maxCompletionLength": longest,
+            "maxSteps": STEPS,
+            "importanceSamplingCorrection": "none",
+        },
+        "parallelism": {"zeroStage": 0, "optimizerDtype": "bfloat16", "gradientCheckpointing": True},
+        "generation": generation | ({"kvCacheMemory": "256Mi"} if device == "cpu" else {"gpuMemoryUtilization": SHARE}),
+        "trainer": {"groups": [{"name": "t", "gpus": 1}]},
+        "storage": {"checkpointEverySteps": 1000},
+    }
+    head = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "bench"}}
+    (folder / "job.yaml").write_text(yaml.safe_dump(head | {"spec": spec}))
+    return ["-m", "grpo_cli", "run", str(folder / "job.yaml"), "--output", str(folder / "run")]
+
+
+def trl(model: Path, folder: Path, device: str, longest: int) -> Command:
+    """Liger's layers and micro-batches of 32, the fastest of those tried (`vs_trl/trainer.py`)."""
+    row = (
+        f"Row.parse('trl-lognormal-large-liger-norng', ()).prepare(Path({str(model)!r}), {device!r}, longest={longest})"
+    )
+    return ["-c", f"from pathlib import Path\nfrom benchmarks.vs_trl.trainer_rows import Row\n{row}[0]()"]
+
+
+def swift(model: Path, folder: Path, device: str, longest: int) -> Command:
+    """Sequences without padding by flash-attn, Liger's layers, micro-batches of 32, an engine that sleeps.
+
+    Settings are those of its examples for colocated GRPO (examples/train/grpo/internal of modelscope/ms-swift).
+    """
+    rows = ({"messages": [{"role": "user", "content": one}]} for one in prompts())
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "reward.py").write_text(SWIFT_REWARD)
+    engine = engine_arguments(device)
+    options: dict[str, Any] = {
+        "rlhf_type": "grpo",
+        "model": model,
+        "model_type": "qwen2",
+        "template": "qwen2_5",
+        "system": "",
+        "dataset": folder / "data.jsonl",
+        "load_from_cache_file": False,
+        "split_dataset_ratio": 0,
+        "external_plugins": folder / "reward.py",
+        "reward_funcs": "varied",
+        "tuner_type": "full",
+        "torch_dtype": "bfloat16",
+        "bf16": device == "cuda",
+        "use_cpu": device == "cpu",
+        "attn_impl": "flash_attention_2" if device == "cuda" else "sdpa",
+        "padding_free": device == "cuda",
+        "use_liger_kernel": device == "cuda",
+        "gradient_checkpointing": True,
+        "per_device_train_batch_size": LARGE_MICRO_BATCH,
+        "gradient_accumulation_steps": SAMPLES // LARGE_MICRO_BATCH,
+        "num_generations": NUM_GENERATIONS,
+        "max_completion_length": longest,
+        "max_length": PROMPT_TOKENS + CONTEXT_SPARE,
+        "max_steps": STEPS,
+        "learning_rate": 1e-6,
+        "beta": 0.0,
+        "loss_type": "dapo",
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": SHARE,
+        "vllm_max_model_len": PROMPT_TOKENS + CONTEXT_SPARE + longest,
+        "vllm_max_num_seqs": engine.pop("max_num_seqs", SAMPLES),
+        "vllm_enforce_eager": engine.pop("enforce_eager", False),
+        "vllm_engine_kwargs": json.dumps(engine),
+        "sleep_level": 1 if device == "cuda" else 0,
+        "temperature": 1.0,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "dataloader_num_workers": 0,
+        "output_dir": folder / "swift",
+    }
+    given = [
+        part
+        for name, value in options.items()
+        for part in (f"--{name}", str(value).lower() if isinstance(value, bool) else str(value))
+    ]
+    return ["-m", "swift.cli.rlhf", *given]
+
+
+SIDES: dict[str, Callable[[Path, Path, str, int], Command]] = {"ours": ours, "trl": trl, "ms-swift": swift}
+"""By name, a function that writes what a side reads into a folder, and returns the arguments of python for it."""
+
+PACKAGES = {"ours": "grpo_operator", "trl": "trl", "ms-swift": "ms_swift"}

@@ -1,0 +1,182 @@
+"""A step of several trainers on one GPU: same random model, prompts, lengths of completions, engine and clock.
+
+    python -m benchmarks.vs_field.trainer --side ours --side trl --side ms-swift --runs 3 --output field.jsonl
+    python -m benchmarks.vs_field.trainer --side ms-swift --device cpu --size tiny --output smoke.jsonl  # no figures
+    python -m benchmarks.vs_field.trainer --summary field.jsonl
+
+Sides: this project, TRL, and ms-swift (`sides.py` has their settings); each is installed in this environment, or in a
+folder that `--path NAME=FOLDER` puts before it. A step trains on 64 completions of 8 prompts with 256 bytes, without a
+reference model, in bfloat16 with AdamW's moments in the dtype that the side chooses, and gradient checkpointing. vLLM's
+scheduler gives the n-th request of a step the n-th recorded length, and writes when a step's first request came and its
+last one ended (`clock.py`), the same for all sides. A step lasts from its first request to the first of the next one.
+
+A line has the seconds of each step and of its samples, tokens per second, the peak of memory on the GPU as NVML counts
+it, and the share of the GPU's arithmetic (989 TFLOP/s) that 6 operations for each weight and trained token are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import distributions
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.common.lengths import PROMPT_TOKENS, lengths
+from benchmarks.common.models import make_model
+from benchmarks.common.processes import ended_with
+from benchmarks.common.runs import JobError, about, append, measured
+from benchmarks.vs_field import clock, flash_attn
+from benchmarks.vs_field.sides import PACKAGES, SIDES
+
+MODULE = "benchmarks.vs_field.trainer"
+WARMUP = 2
+GIB = 2**30
+PEAK_FLOPS = 989e12  # of an H100 in bfloat16, without sparsity
+LOG_CHARS = 4000
+
+
+@click.command(help=__doc__)
+@click.option("--side", type=click.Choice(list(SIDES)), multiple=True)
+@click.option("--lengths", "kind", type=click.Choice(["equal", "lognormal"]), default="lognormal", show_default=True)
+@click.option("--steps", default=5, show_default=True, help="Measured steps of a side.")
+@click.option("--runs", default=1, show_default=True, help="Runs of each side, one after the other.")
+@click.option("--path", multiple=True, help="NAME=FOLDER: packages of one side, which come before all others.")
+@click.option("--size", default="1.5", show_default=True, help="Billions of parameters, or tiny.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--timeout", default=300, show_default=True, help="Longest time of a run, in seconds.")
+@click.option("--output", type=click.Path(path_type=Path))
+@click.option("--summary", type=click.Path(exists=True, path_type=Path), help="Print results as a table and exit.")
+def main(output: Path | None, summary: Path | None, side: tuple[str, ...], runs: int, **options: Any) -> None:
+    if summary is not None:
+        click.echo(as_table([json.loads(line) for line in summary.read_text().splitlines()]))
+        return
+    if output is None or not side:
+        raise click.UsageError("--side and --output, or --summary, are needed")
+    failed, device, kind = 0, options["device"], options["kind"]
+    paths = dict(one.split("=", 1) for one in options.pop("path"))
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
+        model = make_model(Path(scratch) / "model", options["size"], device, kind="qwen2", max_length=4096)
+        for _ in range(runs):
+            for one in side:
+                line: dict[str, Any] = {"side": one, "lengths": kind, "size": options["size"], "device": device}
+
+                def measure(folder: Path, one: str = one) -> dict[str, Any]:
+                    return run(one, model.resolve(), folder, paths.get(one), **options)
+
+                line |= measured(one, scratch, measure)
+                failed += "error" in line
+                line |= about(MODULE, side=one, lengths=kind, steps=options["steps"], size=options["size"])
+                line["versions"] |= {
+                    name: at for name, at in _packages(paths.get(one)).items() if name == PACKAGES[one]
+                }
+                append(output, line)
+                click.echo(as_table([line]))
+    sys.exit(failed)
+
+
+def run(
+    side: str,
+    model: Path,
+    folder: Path,
+    path: str | None,
+    *,
+    kind: str,
+    steps: int,
+    size: str,
+    device: str,
+    timeout: int,
+) -> dict[str, Any]:
+    """Run a side until it has taken its steps; return what was measured. Raises JobError."""
+    scale = 1 / 32 if size == "tiny" else 1.0
+    wanted, log, waves = lengths(kind, scale), folder / "log", folder / "waves.jsonl"
+    waves.touch()
+    flash_attn.install(own := folder / "packages") if side == "ms-swift" else (own := folder / "packages").mkdir()
+    environ = os.environ | clock.variables(folder / "plugin", wanted, waves)
+    environ |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(own), path, environ["PYTHONPATH"]]))}
+    environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "MODELSCOPE_CACHE": str(folder / "hub")}
+    command = [sys.executable, *SIDES[side](model, folder, device, 64 if size == "tiny" else 2048)]
+    deadline, used = time.monotonic() + timeout, list[int]()
+    with ended_with(), log.open("w") as out:
+        started = subprocess.Popen(command, env=environ, cwd=folder, stdout=out, stderr=subprocess.STDOUT)
+        while (done := _begun(waves)) <= WARMUP + steps:
+            if started.poll() is not None or time.monotonic() > deadline:
+                logs = "\n".join(one.read_text()[-LOG_CHARS:] for one in [*folder.glob("run/*/pods/*/*.log"), log])
+                raise JobError(f"{done} steps began, then {started.poll() or f'{timeout} s were over'}", logs)
+            if device == "cuda" and done > WARMUP:
+                used.append(_used())
+            time.sleep(0.1)
+    return summarise([json.loads(line) for line in waves.read_text().splitlines()], wanted, size) | (
+        {"memory_gib": round(max(used) / GIB, 2), "load": os.getloadavg()[0], "cpus": os.cpu_count()} if used else {}
+    )
+
+
+def summarise(events: list[dict[str, Any]], wanted: list[int], size: str) -> dict[str, Any]:
+    """Return the seconds of the measured steps from the waves' begins and ends. Raises JobError for other lengths."""
+    begins = [one["begin"] for one in events if "begin" in one]
+    ends = [one for one in events if "end" in one][: len(begins) - 1]
+    if bad := {one["tokens"] for one in ends} - {sum(wanted)}:
+        raise JobError(f"steps of {bad} tokens, not {sum(wanted)}", "")
+    steps = [after - before for before, after in pairwise(begins)][WARMUP:]
+    sampling = [end["end"] - begin for begin, end in zip(begins, ends, strict=False)][WARMUP:]
+    step = statistics.median(steps)
+    trained = sum(wanted) + len(wanted) * PROMPT_TOKENS
+    return {
+        "seconds": {"step": [round(one, 3) for one in steps], "sampling": [round(one, 3) for one in sampling]},
+        "median": {
+            "step": round(step, 3),
+            "sampling": round(statistics.median(sampling), 3),
+            "rest": round(statistics.median(a - b for a, b in zip(steps, sampling, strict=True)), 3),
+        },
+        "tokens_per_second": round(sum(wanted) / step, 1),
+        "mfu": round(6 * float(size) * 1e9 * trained / step / PEAK_FLOPS, 4) if size != "tiny" else None,
+    }
+
+
+def _begun(waves: Path) -> int:
+    return waves.read_text().count('"begin"')
+
+
+def _used() -> int:
+    import pynvml
+
+    from benchmarks.common.busy import gpu_handles
+
+    return int(pynvml.nvmlDeviceGetMemoryInfo(gpu_handles()[0]).used)
+
+
+def _packages(path: str | None) -> dict[str, str]:
+    found = [*distributions(), *(distributions(path=[path]) if path else ())]
+    return {one.metadata["Name"].replace("-", "_"): one.version for one in found}
+
+
+def as_table(lines: list[dict[str, Any]]) -> str:
+    """A Markdown table of lines, with the ratio of each step to ours of the same lengths."""
+    best = {line["lengths"]: line["median"]["step"] for line in lines if line["side"] == "ours" and "median" in line}
+    table = [
+        "| side | lengths | step s | sampling s | rest s | tokens/s | MFU | GiB | step / ours |",
+        "|" + " --- |" * 9,
+    ]
+    for line in lines:
+        if "error" in line:
+            table.append(f"| {line['side']} | {line['lengths']} | failed: {line['error'].splitlines()[0]} |" + " |" * 6)
+            continue
+        median = line["median"]
+        ratio = f"{median['step'] / best[line['lengths']]:.2f}" if line["lengths"] in best else ""
+        share = "" if line["mfu"] is None else f"{line['mfu']:.1%}"
+        cells = [line["side"], line["lengths"], *(f"{median[part]:.2f}" for part in ("step", "sampling", "rest"))]
+        cells += [f"{line['tokens_per_second']:,.0f}", share, str(line.get("memory_gib", "")), ratio]
+        table.append(f"| {' | '.join(cells)} |")
+    return "\n".join(table)
+
+
+if __name__ == "__main__":
+    main()
