@@ -130,7 +130,90 @@ def swift(model: Path, folder: Path, device: str, longest: int) -> Command:
     return ["-m", "swift.cli.rlhf", *given]
 
 
-SIDES: dict[str, Callable[[Path, Path, str, int], Command]] = {"ours": ours, "trl": trl, "ms-swift": swift}
+def verl(model: Path, folder: Path, device: str, longest: int) -> Command:
+    """FSDP2, sequences without padding, micro-batches of 16,384 tokens, Liger's layers, no pass for old log-probs.
+
+    Its performance guide (docs/perf/perf_tuning.rst) names the first four, and docs/algo/rollout_corr.md the last. Weights and AdamW's moments are bfloat16 as the other sides'; its default is float32.
+    """
+    import pandas
+
+    own = identity(model, folder)
+    rows = [{"prompt": [{"role": "user", "content": one}]} for one in prompts()]
+    more = {"data_source": "bench", "reward_model": {"style": "rule", "ground_truth": ""}, "extra_info": {"index": 0}}
+    pandas.DataFrame([row | more for row in rows]).to_parquet(folder / "data.parquet")
+    (folder / "reward.py").write_text(
+        "def compute_score(solution_str, **_):\n    return sum(map(ord, solution_str)) % 97 / 97\n"
+    )
+    engine = engine_arguments(device)
+    graphs = engine.pop("compilation_config", {})
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    is_gpu = device == "cuda"
+    options: dict[str, Any] = {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.use_kl_in_reward": False,
+        "algorithm.rollout_correction.bypass_mode": True,
+        "data.train_files": folder / "data.parquet",
+        "data.val_files": folder / "data.parquet",
+        "data.train_batch_size": NUM_PROMPTS,
+        "data.max_prompt_length": PROMPT_TOKENS,
+        "data.max_response_length": longest,
+        "data.dataloader_num_workers": 0,
+        "actor_rollout_ref.model.path": own,
+        "actor_rollout_ref.model.use_remove_padding": is_gpu,
+        "actor_rollout_ref.model.use_liger": is_gpu,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.optim.lr": 1e-6,
+        f"{actor}.ppo_mini_batch_size": NUM_PROMPTS,
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.ppo_max_token_len_per_gpu": 16384,
+        f"{actor}.use_kl_loss": False,
+        f"{actor}.fsdp_config.model_dtype": "bfloat16",
+        f"{actor}.use_torch_compile": is_gpu,
+        f"{actor}.fsdp_config.use_torch_compile": is_gpu,
+        f"{rollout}.name": "vllm",
+        f"{rollout}.n": NUM_GENERATIONS,
+        f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.gpu_memory_utilization": SHARE,
+        f"{rollout}.max_model_len": PROMPT_TOKENS + longest,
+        f"{rollout}.max_num_seqs": engine.pop("max_num_seqs", SAMPLES),
+        f"{rollout}.max_num_batched_tokens": engine.pop("max_num_batched_tokens"),
+        f"{rollout}.enforce_eager": engine.pop("enforce_eager", False),
+        f"+{rollout}.enable_sleep_mode": is_gpu,
+        f"{rollout}.free_cache_engine": is_gpu,
+        f"{rollout}.agent.num_workers": NUM_PROMPTS if is_gpu else 1,
+        "reward.num_workers": 1,
+        "reward.custom_reward_function.path": folder / "reward.py",
+        "trainer.n_gpus_per_node": 1,
+        "trainer.device": device,
+        "trainer.logger": "[console]",
+        "trainer.val_before_train": False,
+        "trainer.resume_mode": "disable",
+        "trainer.total_training_steps": STEPS,
+        "trainer.default_local_dir": folder / "checkpoints",
+        "ray_kwargs.ray_init.num_cpus": 64,  # of its own accounting: its processes mostly wait
+    }
+    options |= {f"+{rollout}.engine_kwargs.vllm.{name}": value for name, value in engine.items()}
+    options |= {f"+{rollout}.engine_kwargs.vllm.compilation_config.{name}": value for name, value in graphs.items()}
+    return ["-m", "verl.trainer.main_ppo", *(f"{name}={value}".replace(" ", "") for name, value in options.items())]
+
+
+def identity(model: Path, folder: Path) -> Path:
+    """Return a folder with the same model, whose chat template adds nothing to a message."""
+    (own := folder / "model").mkdir()
+    for file in model.iterdir():
+        if file.name != "chat_template.jinja":
+            (own / file.name).symlink_to(file)
+    (own / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    return own
+
+
+SIDES: dict[str, Callable[[Path, Path, str, int], Command]] = {
+    "ours": ours,
+    "trl": trl,
+    "ms-swift": swift,
+    "verl": verl,
+}
 """By name, a function that writes what a side reads into a folder, and returns the arguments of python for it."""
 
-PACKAGES = {"ours": "grpo_operator", "trl": "trl", "ms-swift": "ms_swift"}
+PACKAGES = {"ours": "grpo_operator", "trl": "trl", "ms-swift": "ms_swift", "verl": "verl"}

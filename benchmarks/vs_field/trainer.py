@@ -1,6 +1,6 @@
 """A step of several trainers on one GPU: same random model, prompts, lengths of completions, engine and clock.
 
-    python -m benchmarks.vs_field.trainer --side ours --side trl --side ms-swift --runs 3 --output field.jsonl
+    python -m benchmarks.vs_field.trainer --side ours --side trl --side ms-swift --side verl --runs 3
     python -m benchmarks.vs_field.trainer --side ms-swift --device cpu --size tiny --output smoke.jsonl  # no figures
     python -m benchmarks.vs_field.trainer --summary field.jsonl
 
@@ -41,7 +41,7 @@ MODULE = "benchmarks.vs_field.trainer"
 WARMUP = 2
 GIB = 2**30
 PEAK_FLOPS = 989e12  # of an H100 in bfloat16, without sparsity
-LOG_CHARS = 4000
+LOG_LINES = 40  # shown of each log of a side that failed
 
 
 @click.command(help=__doc__)
@@ -50,6 +50,7 @@ LOG_CHARS = 4000
 @click.option("--steps", default=5, show_default=True, help="Measured steps of a side.")
 @click.option("--runs", default=1, show_default=True, help="Runs of each side, one after the other.")
 @click.option("--path", multiple=True, help="NAME=FOLDER: packages of one side, which come before all others.")
+@click.option("--set", "changes", multiple=True, help="A further argument of the side, such as verl's a.b=c.")
 @click.option("--size", default="1.5", show_default=True, help="Billions of parameters, or tiny.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--timeout", default=300, show_default=True, help="Longest time of a run, in seconds.")
@@ -68,9 +69,11 @@ def main(output: Path | None, summary: Path | None, side: tuple[str, ...], runs:
         for _ in range(runs):
             for one in side:
                 line: dict[str, Any] = {"side": one, "lengths": kind, "size": options["size"], "device": device}
+                line |= {"changes": options["changes"]}
 
                 def measure(folder: Path, one: str = one) -> dict[str, Any]:
-                    return run(one, model.resolve(), folder, paths.get(one), **options)
+                    log = output.with_name(f"{output.name}.{one}-{kind}.log").resolve()
+                    return run(one, model.resolve(), folder, paths.get(one), log, **options)
 
                 line |= measured(one, scratch, measure)
                 failed += "error" in line
@@ -88,7 +91,9 @@ def run(
     model: Path,
     folder: Path,
     path: str | None,
+    log: Path,
     *,
+    changes: tuple[str, ...],
     kind: str,
     steps: int,
     size: str,
@@ -97,20 +102,24 @@ def run(
 ) -> dict[str, Any]:
     """Run a side until it has taken its steps; return what was measured. Raises JobError."""
     scale = 1 / 32 if size == "tiny" else 1.0
-    wanted, log, waves = lengths(kind, scale), folder / "log", folder / "waves.jsonl"
+    wanted, waves = lengths(kind, scale), folder / "waves.jsonl"
     waves.touch()
-    flash_attn.install(own := folder / "packages") if side == "ms-swift" else (own := folder / "packages").mkdir()
+    (own := folder / "packages").mkdir()
+    if side in ("ms-swift", "verl"):
+        flash_attn.install(own)
     environ = os.environ | clock.variables(folder / "plugin", wanted, waves)
     environ |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(own), path, environ["PYTHONPATH"]]))}
     environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "MODELSCOPE_CACHE": str(folder / "hub")}
-    command = [sys.executable, *SIDES[side](model, folder, device, 64 if size == "tiny" else 2048)]
+    command = [sys.executable, *SIDES[side](model, folder, device, 64 if size == "tiny" else 2048), *changes]
     deadline, used = time.monotonic() + timeout, list[int]()
     with ended_with(), log.open("w") as out:
         started = subprocess.Popen(command, env=environ, cwd=folder, stdout=out, stderr=subprocess.STDOUT)
         while (done := _begun(waves)) <= WARMUP + steps:
             if started.poll() is not None or time.monotonic() > deadline:
-                logs = "\n".join(one.read_text()[-LOG_CHARS:] for one in [*folder.glob("run/*/pods/*/*.log"), log])
-                raise JobError(f"{done} steps began, then {started.poll() or f'{timeout} s were over'}", logs)
+                logs = [log, *folder.glob("run/*/pods/*/*.log")]
+                ends = ["\n".join(one.read_text(errors="replace").splitlines()[-LOG_LINES:]) for one in logs]
+                why = f"{timeout} s were over" if started.poll() is None else f"it ended with {started.returncode}"
+                raise JobError(f"{done} steps began, then {why}: see {log}", "\n---\n".join(ends))
             if device == "cuda" and done > WARMUP:
                 used.append(_used())
             time.sleep(0.1)
