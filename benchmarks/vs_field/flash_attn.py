@@ -18,7 +18,7 @@ def install(folder: Path) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: flash_attn\nVersion: {VERSION}\n")
     (info / "RECORD").write_text("flash_attn/__init__.py,,\nflash_attn/bert_padding.py,,\n")
     (package := folder / "flash_attn").mkdir(exist_ok=True)
-    names = "flash_attn_func, flash_attn_varlen_func"
+    names = "flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache"
     (package / "__init__.py").write_text(
         f'from benchmarks.vs_field.flash_attn import {names}\n\n__version__ = "{VERSION}"\n'
     )
@@ -70,6 +70,11 @@ def flash_attn_func(
     query, key, value = (one.transpose(1, 2) for one in (q, k, v))
     out = scaled_dot_product_attention(query, key, value, is_causal=causal, scale=softmax_scale, enable_gqa=True)
     return out.transpose(1, 2)
+
+
+def flash_attn_with_kvcache(*_: Any, **__: Any) -> Any:
+    """Refused: transformers imports it, and training has no such cache."""
+    raise NotImplementedError("flash_attn_with_kvcache: trainers here sample with vLLM")
 
 
 def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None) -> tuple[Any, Any, Any, int, Any]:
