@@ -71,7 +71,9 @@ def find_failure(observed: Observed, now: datetime) -> Failure | None:
     said = _failed_last(observed, failed.uid)
     outcome = said.outcome if said else None
     why = outcome.message if outcome else text(condition(mapping(failed.raw.get("status")), "Failed").get("message"))
-    is_wrong = outcome is not None and outcome.exit_code == ExitCode.CONFIG_ERROR
+    is_wrong = outcome is not None and (
+        outcome.exit_code == ExitCode.CONFIG_ERROR or outcome.reason == Reason.CONFIG_ERROR
+    )
     return Failure(
         pod=said.name if said else None,
         role="download",

@@ -20,7 +20,6 @@ from grpo_operator.layout.groups import Group
 from grpo_operator.layout.topology import Topology
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
-from grpo_spec.reports import ExitCode
 
 
 def is_ready(pod: ObservedPod) -> bool:
@@ -46,7 +45,7 @@ def find_failure(status: GRPOJobStatus, topology: Topology, observed: Observed, 
     for group in _missing(status, topology, observed):
         for pod in filter(None, map(observed.environment_pods.get, group.pods)):
             last = pod.endings[-1].outcome if pod.endings else None
-            if last and (last.exit_code, last.reason) == (ExitCode.CONFIG_ERROR, Reason.CONFIG_ERROR):
+            if last and last.reason == Reason.CONFIG_ERROR:
                 return Failure(
                     pod=pod.name,
                     role=Role.ENVIRONMENT,

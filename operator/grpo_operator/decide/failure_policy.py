@@ -73,7 +73,7 @@ def _decide(policy: FailurePolicy, failure: Failure, halvings: int) -> Decision:
         return Decision(action="Fail", counted=True, why="a restart would meet the same numbers")
     if failure.reason == Reason.WEIGHTS_DIFFER:
         return Decision(action="Fail", counted=True, why="a restart would push the same weights in the same way")
-    if failure.exit_code == ExitCode.CONFIG_ERROR:
+    if failure.exit_code == ExitCode.CONFIG_ERROR or failure.reason == Reason.CONFIG_ERROR:
         return Decision(action="Fail", counted=True, why="a restart would fail on the same settings")
     return Decision(action=action, counted=counted, why=why)
 

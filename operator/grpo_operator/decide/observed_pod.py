@@ -222,8 +222,22 @@ def _ending(ended: Object) -> Ending:
     return Ending(outcome, result.attempt, progress)
 
 
+_NO_PACKAGE = re.compile(r"python[\d.]*: [^\n]*No module named '?grpo_workload\b[^\n]*\s*\Z")
+_NO_PYTHON = re.compile(r'exec: "python": executable file not found')
+
+
+def _lacks_programs(exit_code: int, reason: str, said: str) -> bool:
+    """Whether Python, or the container runtime, says that our programs are not in the image."""
+    if reason in ("StartError", "ContainerCannotRun"):
+        return _NO_PYTHON.search(said) is not None
+    return exit_code == 1 and _NO_PACKAGE.search(said) is not None
+
+
 def _unexplained(ended: Object, said: str, finished: datetime | None) -> MemberOutcome:
     exit_code, reason = number(ended.get("exitCode"), -1), text(ended.get("reason")) or Reason.CONTAINER_ERROR
+    if _lacks_programs(exit_code, reason, said):
+        use = "use a workload image of the operator's release, or one made FROM it (docs/custom-image.md)"
+        reason, said = Reason.CONFIG_ERROR, f"spec.image does not hold the programs of this release: {use}\n{said}"
     if exit_code == ExitCode.DONE:
         exit_code, reason = -1, Reason.OUTCOME_MISSING
         doubt = "is spec.image a workload image of grpo-operator?"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from grpo_operator.api.names import Condition
 from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.status import GRPOJobStatus
@@ -38,10 +40,10 @@ class Fetching(Case):
         self.downloader: ObservedPod | None = None
         self.why_absent: tuple[Reason, str] | None = None
 
-    def fails(self, code: int = 1, uid: str = "j") -> None:
+    def fails(self, code: int = 1, uid: str = "j", reason: str = "Error") -> None:
         """Let the try end with this exit code."""
         self.made("Failed", uid=uid)
-        ending = Ending(ended(code, "Error"))
+        ending = Ending(ended(code, reason))
         self.downloader = replace(pod("job-download-x"), role="download", controller=uid, endings=(ending,))
 
     def made(self, *states: str, uid: str = "j") -> None:
@@ -85,13 +87,14 @@ def test_nothing_of_the_job_asks_for_gpus_until_the_model_is_there() -> None:
     assert begun.status.active_since == after(NOW, 60), "the clock of deadlines begins with the first attempt"
 
 
-def test_what_the_hub_does_not_have_ends_the_job_at_once_and_says_why() -> None:
+@pytest.mark.parametrize(("code", "reason"), [(64, "Error"), (1, "ConfigError")])
+def test_what_the_hub_or_the_image_does_not_have_ends_the_job_at_once_and_says_why(code: int, reason: str) -> None:
     case = Fetching()
-    case.fails(code=64)
+    case.fails(code=code, reason=reason)
     case.look()
     assert (case.status.phase, case.status.summary.reason) == ("Failed", "ConfigError")
-    where = "download pod job-download-x on node node, exit code 64"
-    assert case.message(Condition.FAILED) == f"{where}: the download into the cache failed: said Error"
+    where = f"download pod job-download-x on node node, exit code {code}"
+    assert case.message(Condition.FAILED) == f"{where}: the download into the cache failed: said {reason}"
     assert not case.look(at=9).download, "its pod's log says more"
 
 

@@ -82,9 +82,10 @@ def test_no_pod_with_a_gpu_is_asked_for_before_one_environment_pod_of_each_group
     assert case.status.summary.environments == "2/3"
 
 
-def test_a_users_mistake_that_one_finds_ends_the_job_while_no_rank_is_there_to_hear_of_it() -> None:
+@pytest.mark.parametrize("code", [64, 1])
+def test_a_users_mistake_that_one_finds_ends_the_job_while_no_rank_is_there_to_hear_of_it(code: int) -> None:
     said = "environments[wordle].factory: module 'm' does not exist"
-    mistake = Ending(edit(ended(64, "ConfigError"), message=said), 0)
+    mistake = Ending(edit(ended(code, "ConfigError"), message=said), 0)
     case = Environments()
     case.boxes[0] = box("job-boxes-0", ready=False, endings=(mistake,))
     assert case.see(at=1).limits == {"job-b": 0}, "another one of its group is ready, and ranks are told why"
@@ -93,7 +94,7 @@ def test_a_users_mistake_that_one_finds_ends_the_job_while_no_rank_is_there_to_h
     ends = case.see(at=2)
     assert (ends.mode, case.status.phase, case.status.restarts.total) == (Mode.STOPPED, "Failed", 0)
     assert case.message(Condition.FAILED) == (
-        f"environment pod job-boxes-0 on node node, exit code 64: {said}; a restart would fail on the same settings"
+        f"environment pod job-boxes-0 on node node, exit code {code}: {said}; a restart would fail on the same settings"
     )
     failure = case.status.last_failure
     assert failure is not None
