@@ -1,9 +1,11 @@
-"""A pod that the cluster refuses: the job says so within seconds, in the cluster's words, wherever one looks.
+"""A pod that the cluster refuses, or whose volumes do not mount: the job says so within seconds, in the cluster's
+words, wherever one looks.
 
-The controllers and the admission are real; none of them asks the operator.
+The controllers and the admission are real; none of them asks the operator. The test speaks for the kubelet.
 """
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,35 @@ def test_the_words_of_a_refusal_stand_in_the_job_within_seconds(jobs: Jobs, kube
         for place in places.values():
             place("delete", OF_THE_CLUSTER, place.namespace, "--ignore-not-found")
             jobs.kubectl("delete", "namespace", place.namespace, "--wait=false", "--ignore-not-found")
+
+
+def test_a_volume_that_cannot_be_mounted_stands_in_the_job_within_seconds(jobs: Jobs) -> None:
+    jobs.run("mounts", **ONE)
+    container = {"name": "grpo", "ready": False, "restartCount": 0, "image": "i", "imageID": ""}
+    container["state"] = {"waiting": {"reason": "ContainerCreating"}}
+    conditions = [
+        {"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady", "PodReadyToStartContainers")
+    ]
+    patch = json.dumps({"status": {"containerStatuses": [container], "conditions": conditions}})
+    jobs("patch", "pod", "mounts-a-0", "--subresource=status", "--type=strategic", "-p", patch)
+    starting = jobs.wait_for("mounts", "Running", "False", "Starting")
+    assert starting["message"] == "0 of 1 pods are ready; no longer ready: mounts-a-0"
+
+    missing = 'MountVolume.SetUp failed for volume "creds" : secret "creds" not found'
+    pod = jobs.get("pod", "mounts-a-0")["metadata"]
+    for reason, words in (
+        ("FailedScheduling", "of another time"),
+        ("FailedMount", missing),
+        ("Unhealthy", "a probe's"),
+    ):
+        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        about = {"kind": "Pod", "apiVersion": "v1"} | {key: pod[key] for key in ("namespace", "name", "uid")}
+        event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": reason.lower()}, "type": "Warning"}
+        said = {"reason": reason, "message": words, "lastTimestamp": at, "source": {"component": "kubelet"}}
+        jobs.apply(event | said | {"involvedObject": about})
+    waits = jobs.wait_for("mounts", "Running", "False", "ContainerWaiting", timeout=3 * SECONDS)
+    where = f"pod mounts-a-0 on node {jobs.get('pod', 'mounts-a-0')['spec']['nodeName']}"
+    assert waits["message"] == f"{where}: FailedMount: {missing}"
+    assert missing in jobs("get", "grpo", "mounts", "-o", "wide")
+    jobs.runs_again("mounts-a-0")
+    jobs.wait_for("mounts", "Running", "True")

@@ -68,7 +68,8 @@ CURES = {
     "PodStuck": "find what holds the pod on its node: a process, a volume or a finalizer; deleting it by force frees "
     "neither GPUs nor volumes that are still in use",
     "NodeNotReady": "check the node with kubectl describe node; it may return before its pods are given up",
-    "ContainerWaiting": "check the pod: a wrong spec.image, an imagePullSecret, a missing volume",
+    "ContainerWaiting": "create what the message says is missing, and the pod starts; spec.image and podTemplate can "
+    "change while the job is suspended",
     "PassFailed": "read the message and the operator's log; report it if the cause is not your cluster",
     "WaitingForPeers": "wait for the named pods; after some minutes check DNS and network policies",
 }

@@ -1,12 +1,14 @@
-"""A pod that should exist and does not, and the cluster's refusal of it. Pure.
+"""A pod that should exist and does not, or whose node does not prepare it, and the cluster's words about it. Pure.
 
-A StatefulSet or Job whose pod is refused (a quota, a LimitRange, an admission policy, a webhook) tells events only.
+Only events tell that a pod is refused (a quota, a LimitRange, an admission policy, a webhook), or that a volume of it
+cannot be mounted (a ConfigMap or Secret that does not exist).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.downloading import find_try
 from grpo_operator.decide.objects import Object
 from grpo_operator.decide.observe import Child, Observed
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Topology
 from grpo_spec.lenient import clip, mapping, text
 from grpo_spec.reasons import Reason
@@ -74,6 +77,41 @@ def explain(missing: Missing, events: Iterable[Object], began: datetime | None) 
     pod = f"pod {missing.pod}" if missing.pod else "the pod that downloads"
     reason = Reason.QUOTA_EXCEEDED if exceeds_quota(words) else Reason.CHILD_REFUSED
     return reason, f"the cluster refuses {pod}, and is asked again: {clip(words, 2048)}"
+
+
+def find_unprepared(status: GRPOJobStatus, observed: Observed) -> ObservedPod | None:
+    """Return the first pod, by its name, whose volumes are not mounted or whose network is not made."""
+    if is_terminal(status):
+        return None
+    pods = (*observed.pods.values(), *observed.environment_pods.values(), *observed.downloaders)
+    held = (
+        one for one in pods if one.unprepared and one.waiting and not (one.ready or one.outcome or one.deletion_time)
+    )
+    return min(held, key=lambda one: one.name, default=None)
+
+
+def explain_unprepared(events: Iterable[Object]) -> tuple[Reason, str] | None:
+    """Return the newest of a pod's warnings, None if there is none.
+
+    A kubelet also says which volumes it has waited for in vain. That comes last: it does not say why.
+    """
+    found = [
+        (not note.startswith("Unable to attach or mount volumes"), at, f"{text(event.get('reason'))}: {note}")
+        for event in events
+        if (at := _last_seen(event)) is not None and (note := text(event.get("note")))
+    ]
+    return (Reason.CONTAINER_WAITING, clip(max(found)[2], 2048)) if found else None
+
+
+def waiting_for(why: str, pod: ObservedPod, seen: Observed) -> Observed:
+    """Return what is seen with why this pod waits."""
+    named = replace(pod, waiting=why)
+    return replace(
+        seen,
+        pods={name: named if one is pod else one for name, one in seen.pods.items()},
+        environment_pods={name: named if one is pod else one for name, one in seen.environment_pods.items()},
+        downloaders=tuple(named if one is pod else one for one in seen.downloaders),
+    )
 
 
 def exceeds_quota(said: str) -> bool:

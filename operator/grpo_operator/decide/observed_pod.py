@@ -47,6 +47,7 @@ class ObservedPod:
     endings: tuple[Ending, ...]  # of its container, the oldest first
     deletion_time: datetime | None  # end of the grace period, if the pod is being deleted
     disruption: Disruption | None  # why the cluster takes the pod away, if it does
+    unprepared: bool = False  # its volumes are not mounted, or its network is not made
     evicted_by_taint: bool = False  # because of its node's taint; Kubernetes taints nodes that are lost
     held_by: str = ""  # what keeps a pod that is being deleted
     finalizers: str = ""  # those that keep it in any case
@@ -103,6 +104,7 @@ def read_pod(pod: Object) -> ObservedPod:
         endings=_endings(status, container),
         deletion_time=known_time(metadata.get("deletionTimestamp")),
         disruption=_disruption(status),
+        unprepared=condition(status, "PodReadyToStartContainers").get("status") == "False",
         evicted_by_taint=condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
         held_by=_holder(finalizers_of(pod), container),
         finalizers=finalizers_of(pod),

@@ -92,8 +92,8 @@ class Quiet:
 
 @dataclass(slots=True)
 class Question:
-    """About a pod that is missing: its name and the UID of what creates it, the seconds until the API server is asked
-    again, when that is due, and the last answer (reason, message).
+    """About a pod that is missing, or not prepared: its name and the UID of what creates it, or its own, the seconds
+    until the API server is asked again, when that is due, and the last answer (reason, message).
     """
 
     about: tuple[str, str]
@@ -116,7 +116,7 @@ class JobState:
     gone_sets: set[str] = field(default_factory=set)
     """UIDs of StatefulSets and Jobs that pods name as their controller and that no longer exist."""
     question: Question | None = None
-    """The question why a pod does not exist that should."""
+    """The question why a pod does not exist that should, or what it waits for."""
     runs: bool | None = None
     """Whether the job runs, if it will be looked at again by time alone; else None."""
 

@@ -61,6 +61,6 @@ class QuietJobs:
         if state.writes.due is not None:
             deadline = min(deadline, state.writes.due)
         until = now + min(LONGEST_SECONDS, max(2 * delay, now - since))
-        if state.question is not None:  # why a pod is missing, nothing that is watched tells
+        if state.question is not None:  # why a pod is missing, or waits, nothing that is watched tells
             until = min(until, state.question.due)
         state.quiet = Quiet(versions, since, until, deadline, delay, asked)

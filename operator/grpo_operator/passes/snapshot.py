@@ -121,7 +121,7 @@ class SnapshotReader:
         if not is_terminal(status):
             self._check_lists(job, status)
         observed = await self._observe(key, status, pods, now, age)
-        observed = replace(observed, why_absent=await self._absent.explain(key, status, topology, observed))
+        observed = await self._absent.explain(key, status, topology, observed)
         if is_between_attempts(status):
             job = replace(job, admission=await read_granted(self._cluster, job, topology, observed))
         return Snapshot(raw, status, job, topology, observed, now)

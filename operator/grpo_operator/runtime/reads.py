@@ -65,10 +65,9 @@ class Reads:
         """Return a node, or None if it does not exist."""
         return await self.get("Node", "", name)
 
-    async def events(self, namespace: str, reason: str) -> list[Object]:
-        """Return the events of a reason. The API server reads all events of the namespace for it."""
-        about = f"reason={reason}"
-        return list((await self._send("list", "Event", self._path("Event", namespace), field_selector=about))["items"])
+    async def events(self, namespace: str, which: str) -> list[Object]:
+        """Return the events of a field selector. The API server reads all events of the namespace for it."""
+        return list((await self._send("list", "Event", self._path("Event", namespace), field_selector=which))["items"])
 
     async def list(self, kind: str, namespace: str, label_selector: str) -> list[Object]:
         """Return the objects of a kind that match the labels, with `apiVersion` and `kind`, which list items lack."""

@@ -1,4 +1,4 @@
-"""Which pod is missing, and what the events of its controller say about it."""
+"""Which pod is missing, or not prepared by its node, and what events say about it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ import pytest
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.times import after, rfc3339
-from grpo_operator.decide.absent import Missing, explain, find_missing
+from grpo_operator.decide.absent import (
+    Missing,
+    explain,
+    explain_unprepared,
+    find_missing,
+    find_unprepared,
+    waiting_for,
+)
 from grpo_operator.decide.conditions import find
 from grpo_operator.decide.observe import Child, read_child
+from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.decide.plan import plan
 from grpo_operator.decide.second_look import News, news
 from grpo_spec.reasons import Reason
@@ -95,3 +103,45 @@ def test_the_deadline_that_ends_a_job_whose_pod_is_refused_quotes_the_cluster() 
         case.status = plan(case.job, case.topology, case.status, seen, {}, after(NOW, at)).status
     assert case.status.summary.reason == "StartupDeadlineExceeded"
     assert REFUSED[1] in case.status.summary.message
+
+
+def preparing(name: str, *, is_ready: str = "False", **more: Any) -> ObservedPod:
+    """Return a pod as its kubelet says it while it mounts volumes and makes the network."""
+    state = {"waiting": {"reason": "ContainerCreating"}}
+    status = {
+        "conditions": [{"type": "PodReadyToStartContainers", "status": is_ready}],
+        "containerStatuses": [{"name": "grpo", "state": state, **more}],
+    }
+    return read_pod({"metadata": {"name": name, "uid": f"{name}-uid"}, "spec": {"nodeName": "n"}, "status": status})
+
+
+def test_only_pods_whose_volumes_are_not_mounted_are_asked_about() -> None:
+    case, ended = Case(), {"lastState": {"terminated": {"exitCode": 1}}}
+    held = preparing(B)
+    assert find_unprepared(case.status, observed(preparing("job-c-0"), held)) is held, "the first by its name"
+    others = (preparing(A, is_ready="True"), preparing(B, **ended), replace(held, deletion_time=NOW))
+    for one in others:
+        assert find_unprepared(case.status, observed(one)) is None, "it pulls its image, has run, or is being deleted"
+    assert find_unprepared(case.status, replace(observed(), environment_pods={B: held})) is held
+    assert find_unprepared(case.status, replace(observed(), downloaders=(held,))) is held
+
+
+def test_the_job_says_what_a_kubelet_warns_of_and_which_volume_comes_before_that_some_do_not_mount() -> None:
+    case, pods = Case(), (pod(A), preparing(B))
+    case.see(*pods)
+    assert case.message(Condition.RUNNING) == "0 of 2 pods are ready"
+    missing = 'MountVolume.SetUp failed for volume "creds" : secret "creds" not found'
+    events = [
+        event("older", reason="FailedMount", at=after(NOW, -9)),
+        event(missing, reason="FailedMount"),
+        event("Unable to attach or mount volumes: unmounted volumes=[creds]", reason="FailedMount", at=after(NOW, 9)),
+        {"note": "no time"},
+    ]
+    said = explain_unprepared(events)
+    assert said is not None
+    assert explain_unprepared(()) is None
+    seen = waiting_for(said[1], pods[1], observed(*pods))
+    found = plan(case.job, case.topology, case.status, seen, {}, NOW)
+    assert (found.status.phase, found.status.summary.reason) == ("Starting", "ContainerWaiting")
+    assert found.status.summary.message == f"pod {B} on node n: FailedMount: {missing}"
+    assert [(one.type, one.reason) for one in found.events] == [("Warning", "ContainerWaiting")]
