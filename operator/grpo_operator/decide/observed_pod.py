@@ -181,11 +181,18 @@ def _disruption(status: Object) -> Disruption | None:
     return None
 
 
+_NEVER = re.compile(
+    r"0/(\d+) nodes are available: .*\bInsufficient .*\b0/\1 nodes are available: \1 Preemption is not helpful"
+)
+"""What the scheduler says if no node that the pod may use has as much in all as it asks for. Older ones do not tell."""
+
+
 def _unschedulable(status: Object) -> str | None:
     scheduled = condition(status, "PodScheduled")
-    return (
-        _each_once(text(scheduled.get("message"))) or "no reason given" if scheduled.get("status") == "False" else None
-    )
+    if scheduled.get("status") != "False":
+        return None
+    said = _each_once(text(scheduled.get("message"))) or "no reason given"
+    return f"{said} Each node that it may use is too small, even when it is empty" if _NEVER.search(said) else said
 
 
 def _each_once(said: str) -> str:

@@ -107,6 +107,35 @@ def test_a_sentence_of_the_scheduler_is_quoted_once() -> None:
     assert [(one.type, one.reason) for one in events] == [("Warning", "Unschedulable")]
 
 
+@pytest.mark.parametrize(
+    ("why", "nobody", "is_never"),
+    [
+        ("8 Insufficient nvidia.com/gpu", "8 Preemption is not helpful for scheduling", True),
+        ("8 Insufficient nvidia.com/gpu", "8 No preemption victims found for incoming pod", False),
+        (
+            "7 node(s) had untolerated taint {a.b/c: }, 1 Insufficient cpu",
+            "8 Preemption is not helpful for scheduling",
+            True,
+        ),
+        ("8 node(s) didn't match Pod's node affinity/selector", "8 Preemption is not helpful for scheduling", False),
+        (
+            "4 Insufficient cpu, 4 node(s) had untolerated taint",
+            "4 No preemption victims found for incoming pod, 4 Preemption is not helpful for scheduling",
+            False,
+        ),
+    ],
+)
+def test_a_pod_that_no_empty_node_has_room_for_is_told_from_one_that_waits(
+    why: str, nobody: str, is_never: bool
+) -> None:
+    said = f"0/8 nodes are available: {why}. preemption: 0/8 nodes are available: {nobody}."
+    condition = {"type": "PodScheduled", "status": "False", "message": said}
+    read = read_pod({"metadata": {"name": A, "uid": "a"}, "status": {"conditions": [condition]}})
+    assert read.unschedulable == said + (
+        " Each node that it may use is too small, even when it is empty" if is_never else ""
+    )
+
+
 def test_the_message_names_pods_that_are_no_longer_ready() -> None:
     case = Case()
     pods = case.see_all_ready()
