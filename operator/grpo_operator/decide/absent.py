@@ -85,7 +85,9 @@ def find_unprepared(status: GRPOJobStatus, observed: Observed) -> ObservedPod | 
         return None
     pods = (*observed.pods.values(), *observed.environment_pods.values(), *observed.downloaders)
     held = (
-        one for one in pods if one.unprepared and one.waiting and not (one.ready or one.outcome or one.deletion_time)
+        one
+        for one in pods
+        if one.prepared is False and one.waiting and not (one.ready or one.outcome or one.deletion_time)
     )
     return min(held, key=lambda one: one.name, default=None)
 

@@ -224,7 +224,8 @@ def find_hang(
         return None
     phases = {int(rank): phase for report in reports.values() for rank, phase in report.rank_phases.items()}
     where = "; ".join(f"rank {rank}: {phases[rank]}" for rank in sorted(phases)) or f"phase {master.phase}"
-    message = f"no step has finished for {master.age_seconds:.0f} s, since step {master.step}; {where}"
+    since = f"{master.age_seconds:.0f} s (failurePolicy.hangSeconds), since step {master.step}"
+    message = f"no step has finished for {since}; {where}"
     node = next((one.node for one in status.members if one.pod == member.pod), None)
     return Failure(
         role=Role.TRAINER,

@@ -120,12 +120,21 @@ def end(draft: Draft, failure: Failure | None, why: str = "") -> None:
         message = f"all {trainers} trainer pods finished{steps}{early}{where}"
         draft.set(Condition.COMPLETE, True, Reason.TRAINING_DONE, message)
     else:
-        draft.set(Condition.FAILED, True, failure.reason, describe(failure) + (f"; {why}" if why else ""))
+        said = describe(failure) + (f"; {why}" if why else "") + _what_is_left(draft.status)
+        draft.set(Condition.FAILED, True, failure.reason, said)
         draft.update(last_failure=failure)
     for kind in (Condition.RESTARTING, Condition.SUSPENDED, Condition.HUNG):
         draft.clear(kind, Reason.FINISHED, "the job has ended")
     active = active_seconds(draft.status, draft.now)
     draft.update(completion_time=draft.now, next_restart_time=None, active_since=None, active_seconds=active)
+
+
+def _what_is_left(status: GRPOJobStatus) -> str:
+    """Say how another job goes on from the newest checkpoint."""
+    if status.checkpoint is None:
+        return ""
+    run = "/".join(status.checkpoint.split("/")[:3])
+    return f"; another job goes on from {status.checkpoint} with storage.resumeFrom {run}"
 
 
 def describe(failure: Failure) -> str:

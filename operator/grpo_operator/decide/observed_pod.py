@@ -47,7 +47,7 @@ class ObservedPod:
     endings: tuple[Ending, ...]  # of its container, the oldest first
     deletion_time: datetime | None  # end of the grace period, if the pod is being deleted
     disruption: Disruption | None  # why the cluster takes the pod away, if it does
-    unprepared: bool = False  # its volumes are not mounted, or its network is not made
+    prepared: bool | None = None  # whether its volumes are mounted and its network is made, if that is known
     evicted_by_taint: bool = False  # because of its node's taint; Kubernetes taints nodes that are lost
     held_by: str = ""  # what keeps a pod that is being deleted
     finalizers: str = ""  # those that keep it in any case
@@ -104,7 +104,7 @@ def read_pod(pod: Object) -> ObservedPod:
         endings=_endings(status, container),
         deletion_time=known_time(metadata.get("deletionTimestamp")),
         disruption=_disruption(status),
-        unprepared=condition(status, "PodReadyToStartContainers").get("status") == "False",
+        prepared=_prepared(status),
         evicted_by_taint=condition(status, "DisruptionTarget").get("reason") == "DeletionByTaintManager",
         held_by=_holder(finalizers_of(pod), container),
         finalizers=finalizers_of(pod),
@@ -142,6 +142,11 @@ def _waiting(status: Object, container: Object) -> str | None:
             if not why.startswith("PodInitializing"):
                 return f"init container {text(one.get('name'))}: {why}"
     return None
+
+
+def _prepared(status: Object) -> bool | None:
+    said = text(condition(status, "PodReadyToStartContainers").get("status"))
+    return said == "True" if said in ("True", "False") else None
 
 
 def _holder(finalizers: str, container: Object) -> str:
@@ -247,11 +252,16 @@ def _unexplained(ended: Object, said: str, finished: datetime | None) -> MemberO
     if _lacks_programs(exit_code, reason, said):
         use = "use a workload image of the operator's release, or one made FROM it (docs/custom-image.md)"
         reason, said = Reason.CONFIG_ERROR, f"spec.image does not hold the programs of this release: {use}\n{said}"
-    if exit_code == ExitCode.DONE:
+    elif exit_code == ExitCode.DONE:
         exit_code, reason = -1, Reason.OUTCOME_MISSING
-        doubt = "is spec.image a workload image of grpo-operator?"
-        said = f"the container exited 0 but wrote no result: {doubt} Its output: {said}"
-    return _ended(exit_code, reason, said, finished)
+        said = f"the container exited 0 but wrote no result: is spec.image a workload image of grpo-operator?\n{said}"
+    elif reason == "OOMKilled":
+        said = f"it exceeded its memory limit: raise podTemplate.resources.limits.memory\n{said}"
+    elif lines := said.strip().splitlines():
+        said = said if len(lines) == 1 else f"{lines[-1]}\n{said}"
+    else:
+        said = "it ended without a result and without a log"
+    return _ended(exit_code, reason, said.rstrip(), finished)
 
 
 def _ended(exit_code: int, reason: str, message: str, finished: datetime | None) -> MemberOutcome:

@@ -20,6 +20,9 @@ from grpo_operator.layout.topology import Topology
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress
 
+_CREATING = "ContainerCreating"
+"""What a kubelet says of a container until it has begun. If the pod is prepared, only its image is missing."""
+
 STILL_SECONDS = 60
 """Seconds without any progress, and longer than a step, after which `Running` says so."""
 
@@ -86,7 +89,7 @@ def _running(
         why = f"its kubelet refuses it, and its StatefulSet creates another one: {refused.outcome.message}"
         return False, Reason.CONTAINER_WAITING, f"pod {refused.name} on node {refused.node}: {why}"
     stuck = next(
-        (pod for pod in pods if pod.waiting and not pod.waiting.startswith(("ContainerCreating", "PodInitializing"))),
+        (pod for pod in pods if pod.waiting and not pod.waiting.startswith((_CREATING, "PodInitializing"))),
         None,
     )
     if stuck is not None:
@@ -100,6 +103,8 @@ def _running(
         return False, Reason.WAITING_FOR_ENGINES, waits
     fallen = [pod.name for pod in pods if not pod.ready] if draft.status.running_time else []
     more = f"; no longer ready: {', '.join(fallen[:8])}" if fallen else ""
+    if pulling := next((pod for pod in pods if pod.prepared and (pod.waiting or "").startswith(_CREATING)), None):
+        more = f"; pod {pulling.name} on node {pulling.node} pulls its image"
     return False, Reason.STARTING, f"{ready} of {expected} pods are ready{more}"
 
 

@@ -130,6 +130,8 @@ def test_the_job_says_what_a_kubelet_warns_of_and_which_volume_comes_before_that
     case, pods = Case(), (pod(A), preparing(B))
     case.see(*pods)
     assert case.message(Condition.RUNNING) == "0 of 2 pods are ready"
+    case.see(pod(A), preparing(B, is_ready="True"))
+    assert case.message(Condition.RUNNING) == f"0 of 2 pods are ready; pod {B} on node n pulls its image"
     missing = 'MountVolume.SetUp failed for volume "creds" : secret "creds" not found'
     events = [
         event("older", reason="FailedMount", at=after(NOW, -9)),

@@ -140,7 +140,9 @@ def test_a_hang_is_reported_with_the_phase_of_every_rank_and_no_answer_is_no_han
     assert case.status.phase == "Running", "a step may take long while ranks sample tokens"
     case.see(*pods, at=1000, progress=stuck.model_copy(update={"idle_seconds": 101}))
     assert holds(case.status, Condition.HUNG)
-    assert "no step has finished for 101 s, since step 7; rank 0: Training for 101 s" in case.message(Condition.HUNG)
+    assert "for 101 s (failurePolicy.hangSeconds), since step 7; rank 0: Training for 101 s" in case.message(
+        Condition.HUNG
+    )
     assert case.status.last_failure.reason == "Hung"
     assert case.status.phase == "Restarting"
     case.see(at=2000)

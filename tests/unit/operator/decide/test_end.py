@@ -47,6 +47,17 @@ def test_a_job_whose_deadline_passes_during_a_back_off_announces_no_further_atte
     assert (case.status.phase, case.status.next_restart_time) == ("Failed", None)
 
 
+def test_a_job_that_failed_says_how_another_one_goes_on_from_its_checkpoint() -> None:
+    case = Case(failurePolicy={"maxRestarts": 0}, storage={"claimName": "data"})
+    pods = case.see_all_ready()
+    saved = "ns/job/uid/checkpoints/step-7"
+    case.see(*pods, at=1, progress=Progress(step=8, total_steps=9, checkpoint_step=7, checkpoint=saved))
+    case.see(failed(A), pods[1], at=2)
+    assert case.status.summary.message.endswith(
+        f"failurePolicy.maxRestarts is 0; another job goes on from {saved} with storage.resumeFrom ns/job/uid"
+    )
+
+
 def test_a_job_that_finishes_while_it_is_suspended_is_complete() -> None:
     case = Case()
     case.see_all_ready()

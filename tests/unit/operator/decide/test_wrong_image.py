@@ -59,6 +59,30 @@ def test_a_container_that_ends_in_another_way_before_it_says_anything_is_tried_a
     assert (case.status.phase, case.status.last_failure.reason) == ("Restarting", reason)
 
 
+@pytest.mark.parametrize(
+    ("code", "reason", "said", "first"),
+    [
+        (137, "OOMKilled", "step 3", "it exceeded its memory limit: raise podTemplate.resources.limits.memory"),
+        (1, "Error", "Traceback:\n  File\nImportError: no torch\n", "ImportError: no torch"),
+        (1, "Error", "boom\n", "boom"),
+        (1, "Error", "\n", "it ended without a result and without a log"),
+        (
+            0,
+            "Completed",
+            "",
+            "the container exited 0 but wrote no result: is spec.image a workload image of grpo-operator?",
+        ),
+    ],
+)
+def test_the_first_line_about_a_container_that_left_no_result_says_most(
+    code: int, reason: str, said: str, first: str
+) -> None:
+    ending = _exited(A, code, reason, said).outcome
+    assert ending is not None
+    assert ending.message.splitlines()[0] == first
+    assert said.strip() in ending.message
+
+
 def _exited(name: str, code: int, reason: str, said: str) -> ObservedPod:
     """Return a pod whose container has ended without a result of ours, and waits to be started again."""
     ended = {"exitCode": code, "reason": reason, "message": said, "finishedAt": rfc3339(NOW)}

@@ -105,7 +105,7 @@ def test_a_job_that_leaves_while_it_reads_lets_another_read() -> None:
 def test_the_cluster_is_asked_about_a_pod_that_is_not_prepared_after_seconds_and_about_no_other() -> None:
     cluster, case = Events(), Case()
     pods = AbsentPods(cast(Cluster, cluster), Jobs(lambda: 0.0, Instruments()))
-    held = replace(pod(A, uid="a"), waiting="ContainerCreating", unprepared=True)
+    held = replace(pod(A, uid="a"), waiting="ContainerCreating", prepared=False)
 
     async def look(*seen: ObservedPod) -> tuple[float, list[str | None]]:
         said = await pods.explain(Key("n", "job", "uid"), case.status, case.topology, observed(*seen))
@@ -121,7 +121,7 @@ def test_the_cluster_is_asked_about_a_pod_that_is_not_prepared_after_seconds_and
                 before = waiting
             await asyncio.sleep(1)
         for _ in range(60):  # it pulls its image
-            await look(replace(held, unprepared=False), pod(B))
+            await look(replace(held, prepared=True), pod(B))
             await asyncio.sleep(1)
         return answers
 
