@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.api.times import after, known_time
+from grpo_operator.api.times import LONG_AGO, after, known_time
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.downloading import find_try
@@ -93,16 +93,20 @@ def find_unprepared(status: GRPOJobStatus, observed: Observed) -> ObservedPod | 
 
 
 def explain_unprepared(events: Iterable[Object]) -> tuple[Reason, str] | None:
-    """Return the newest of a pod's warnings, None if there is none.
+    """Return the newest of a pod's warnings; None if there is none, or its image has been pulled since.
 
     A kubelet also says which volumes it has waited for in vain. That comes last: it does not say why.
     """
-    found = [
-        (not note.startswith("Unable to attach or mount volumes"), at, f"{text(event.get('reason'))}: {note}")
-        for event in events
-        if (at := _last_seen(event)) is not None and (note := text(event.get("note")))
-    ]
-    return (Reason.CONTAINER_WAITING, clip(max(found)[2], 2048)) if found else None
+    warnings, pulled = list[tuple[bool, datetime, str]](), LONG_AGO
+    for event in events:
+        at, reason, note = _last_seen(event) or LONG_AGO, text(event.get("reason")), text(event.get("note"))
+        if reason == "Pulling":  # kubelets before 1.35 call a pod prepared only when they have its image
+            pulled = max(pulled, at)
+        elif event.get("type") == "Warning":
+            warnings.append((not note.startswith("Unable to attach or mount volumes"), at, f"{reason}: {note}"))
+    if not warnings or pulled >= max(at for _, at, _ in warnings):
+        return None
+    return Reason.CONTAINER_WAITING, clip(max(warnings)[2], 2048)
 
 
 def waiting_for(why: str, pod: ObservedPod, seen: Observed) -> Observed:

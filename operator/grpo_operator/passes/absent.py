@@ -40,9 +40,10 @@ FIRST_SECONDS, LAST_SECONDS = 4.0, 32.0
 """Seconds for which a pod waits before the first question, and between two at most; each wait doubles."""
 
 REFUSED = "reason=FailedCreate"
-UNPREPARED = "type=Warning,regarding.kind=Pod,reason!=FailedScheduling,reason!=Unhealthy"
-"""Events that say why pods do not exist, and why nodes do not prepare them. The reasons left out are others' causes, of
-which there may be thousands."""
+_OTHERS = ("Scheduled", "FailedScheduling", "Pulled", "Created", "Started", "Unhealthy")
+UNPREPARED = "regarding.kind=Pod," + ",".join(f"reason!={one}" for one in _OTHERS)
+"""Events that say why pods do not exist, and why nodes do not prepare them. The reasons left out are those of pods that
+have no node yet, or run: there may be thousands."""
 
 READING_SHARE = 0.05
 """Share of the time for which the events of a namespace are read at most."""

@@ -133,14 +133,17 @@ def test_the_job_says_what_a_kubelet_warns_of_and_which_volume_comes_before_that
     case.see(pod(A), preparing(B, is_ready="True"))
     assert case.message(Condition.RUNNING) == f"0 of 2 pods are ready; pod {B} on node n pulls its image"
     missing = 'MountVolume.SetUp failed for volume "creds" : secret "creds" not found'
+    fails: dict[str, Any] = {"reason": "FailedMount", "type": "Warning"}
     events = [
-        event("older", reason="FailedMount", at=after(NOW, -9)),
-        event(missing, reason="FailedMount"),
-        event("Unable to attach or mount volumes: unmounted volumes=[creds]", reason="FailedMount", at=after(NOW, 9)),
+        event("older", at=after(NOW, -9), **fails),
+        event(missing, **fails),
+        event("Unable to attach or mount volumes: unmounted volumes=[creds]", at=after(NOW, 9), **fails),
+        event("attached", at=after(NOW, 20), reason="SuccessfulAttachVolume", type="Normal"),
         {"note": "no time"},
     ]
-    said = explain_unprepared(events)
+    said = explain_unprepared([*events, event("", at=after(NOW, -1), reason="Pulling")])
     assert said is not None
+    assert explain_unprepared([*events, event("", at=after(NOW, 9), reason="Pulling")]) is None, "it has got over it"
     assert explain_unprepared(()) is None
     seen = waiting_for(said[1], pods[1], observed(*pods))
     found = plan(case.job, case.topology, case.status, seen, {}, NOW)

@@ -29,7 +29,7 @@ class Events:
         await asyncio.sleep(self.seconds)
         if self.fails:
             raise TimeoutError("etcd is slow")
-        said = {"reason": "FailedMount", "deprecatedLastTimestamp": rfc3339(NOW)}
+        said = {"reason": "FailedMount", "type": "Warning", "deprecatedLastTimestamp": rfc3339(NOW)}
         return [said | {"note": f"{len(self.lists)} {uid}", "regarding": {"uid": uid}} for uid in ("a", "b")]
 
 
