@@ -221,6 +221,9 @@ def _endings(status: Object, container: Object) -> tuple[Ending, ...]:
         reason = text(status.get("reason")) or Reason.POD_FAILED
         message = _joined(status.get("reason"), status.get("message")) or "the pod failed"
         return (Ending(_ended(-1, reason, message, None)),)
+    waits = mapping(mapping(container.get("state")).get("waiting"))
+    if waits.get("reason") == "InvalidImageName":  # no kubelet ever reads it in another way
+        return (Ending(_ended(-1, Reason.CONFIG_ERROR, f"spec.image: {text(waits.get('message'))}", None)),)
     return ()
 
 

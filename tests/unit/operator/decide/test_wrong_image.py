@@ -59,6 +59,17 @@ def test_a_container_that_ends_in_another_way_before_it_says_anything_is_tried_a
     assert (case.status.phase, case.status.last_failure.reason) == ("Restarting", reason)
 
 
+def test_a_name_that_is_none_of_an_image_ends_the_job_at_once_and_an_image_that_is_not_there_does_not() -> None:
+    for reason, phase in (("ErrImagePull", "Starting"), ("InvalidImageName", "Failed")):
+        case, state = Case(), {"waiting": {"reason": reason, "message": "couldn't parse image name"}}
+        raw = {"metadata": {"name": A, "uid": "a"}, "spec": {"nodeName": "node"}}
+        wrong = read_pod(raw | {"status": {"containerStatuses": [{"name": "grpo", "state": state}]}})
+        case.see(wrong, pod(B))
+        assert case.status.phase == phase
+    why = "spec.image: couldn't parse image name; a restart would fail on the same settings"
+    assert case.status.summary.message == f"trainer pod {A} on node node: {why}"
+
+
 @pytest.mark.parametrize(
     ("code", "reason", "said", "first"),
     [
