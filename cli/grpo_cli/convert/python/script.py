@@ -176,35 +176,23 @@ class Script:
                 elif isinstance(owner, dict) and not opaque(key):
                     owner[key] = Opaque(node, scope) if self._is_unsure else value
 
-    def _call(
-        self, node: ast.Call, scope: Scope, held: Any, arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
-        is_method = isinstance(node.func, ast.Attribute)
-        if isinstance(held, Code) and isinstance(held.node, ast.FunctionDef) and not is_method:
-            return self._follow(held.node, held.scope, node, arguments, options)
-        name = ast.unparse(node.func).rpartition(".")[2]
-        made = Made(node, scope, name, arguments, options, held if is_method else None)
+    def _call(self, made: Made, held: Any) -> Any:
+        if isinstance(held, Code) and isinstance(held.node, ast.FunctionDef) and made.of is None:
+            return self._follow(held.node, held.scope, made)
         self.made.append(made)
-        return self._parsed(held, made) if isinstance(held, Made) and name in _PARSED else made
+        return self._parsed(held, made) if isinstance(held, Made) and made.function in _PARSED else made
 
-    def _follow(
-        self,
-        function: ast.FunctionDef,
-        outer: Scope,
-        node: ast.Call,
-        arguments: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> Any:
+    def _follow(self, function: ast.FunctionDef, outer: Scope, call: Made) -> Any:
         """Return what a function of the script returns."""
         if function in self._followed or function.decorator_list:
-            return Opaque(node, outer)
+            return Opaque(call.node, outer)
         takes = function.args
         parameters = [*takes.posonlyargs, *takes.args]
         defaults = dict(zip(reversed(parameters), reversed(takes.defaults), strict=False))
         defaults |= {one: value for one, value in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if value}
-        inner = Scope(outer, {one.arg: Opaque(node, outer) for one in (*parameters, *takes.kwonlyargs)})
+        inner = Scope(outer, {one.arg: Opaque(call.node, outer) for one in (*parameters, *takes.kwonlyargs)})
         inner.values |= {one.arg: self.values.of(value, outer) for one, value in defaults.items()}
-        inner.values |= dict(zip((one.arg for one in parameters), arguments, strict=False)) | options
+        inner.values |= dict(zip((one.arg for one in parameters), call.arguments, strict=False)) | call.options
         before, self._is_inside = self._is_inside, False
         self._followed.append(function)
         value = None

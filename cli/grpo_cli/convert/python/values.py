@@ -87,14 +87,12 @@ _METHODS: dict[type, str] = {
 _HOLDS_ANY = ("append", "extend", "update", "dict", "list", "tuple")
 _WRONG = (TypeError, ValueError, KeyError, IndexError, ZeroDivisionError, OverflowError)
 
-Call = Callable[[ast.Call, Scope, Any, tuple[Any, ...], dict[str, Any]], Any]
-
 
 class Values:
     """Expressions -> values."""
 
-    def __init__(self, call: Call) -> None:
-        """`call` follows what is not Python's own: a call, its scope, the function or a method's object, arguments."""
+    def __init__(self, call: Callable[[Made, Any], Any]) -> None:
+        """`call` follows what is not Python's own: a call, and the function or a method's object."""
         self._call = call
 
     def of(self, node: ast.expr, scope: Scope) -> Any:
@@ -185,7 +183,9 @@ class Values:
         else:
             held = function = self.of(node.func, scope)
         if not callable(function):
-            return self._call(node, scope, held, arguments, options)
+            name = ast.unparse(node.func).rpartition(".")[2]
+            of = held if isinstance(node.func, ast.Attribute) else None
+            return self._call(Made(node, scope, name, arguments, options, of), held)
         if function.__name__ not in _HOLDS_ANY and (cause := opaque([*arguments, options])):
             raise OpaqueError(cause)
         return function(*arguments, **options)
