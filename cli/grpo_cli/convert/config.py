@@ -9,8 +9,8 @@ from enum import Enum
 from typing import Any
 
 from grpo_cli.convert.conversion import convert
+from grpo_cli.convert.rows import Source
 from grpo_cli.convert.settle import Given
-from grpo_cli.convert.source import Source
 
 _DERIVED = "generation_batch_size"
 """TRL sets it for the processes that are here, and steps_per_generation says the same without them."""

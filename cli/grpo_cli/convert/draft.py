@@ -54,7 +54,7 @@ class Draft:
 
     def find(self, kind: Kind, name: str, value: object, note: str, to: str) -> None:
         """Add a finding that is about more than one option, or about none."""
-        self.findings.append(Finding(source="together", name=name, value=str(value), kind=kind, to=to, note=note))
+        self.findings.append(Finding(name=name, value=str(value), kind=kind, to=to, note=note))
 
     def drop(self, section: str) -> None:
         """Leave out a section."""

@@ -23,9 +23,9 @@ _SPELLINGS = {
     "dataset.overlongPrompts": {"truncate": "left"},
 }
 _FIELDS: dict[str, Convert] = {
-    "training.topK": v.top_k,
+    "training.topK": lambda value: max(0, v.integer(value)),  # the whole vocabulary is 0 here, -1 elsewhere
     "generation.gpuMemoryUtilization": v.share,
-    "lora.targetModules": v.target_modules,
+    "lora.targetModules": lambda value: [name.replace("all_linear", "all-linear") for name in v.texts(value)],
     "lora.r": v.integer,  # 0 where LoRA is off
 }
 _FACTS: dict[Convert, str] = {

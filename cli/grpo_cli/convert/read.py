@@ -13,9 +13,9 @@ import yaml
 from grpo_cli.convert.accelerate import ACCELERATE
 from grpo_cli.convert.openrlhf import ESTIMATOR
 from grpo_cli.convert.python.trainer import read_trainer
+from grpo_cli.convert.rows import Source
 from grpo_cli.convert.shell.script import Command, Script
 from grpo_cli.convert.shell.state import is_mark
-from grpo_cli.convert.source import Source
 from grpo_cli.convert.trl import TRL
 
 _SCRIPTS = {".sh", ".bash", ".txt", ""}

@@ -1,8 +1,8 @@
-"""A format's table with one row per option, and what became of an option that was set. Pure."""
+"""What was read of a file, a format's table with one row per option, and what became of an option. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -51,12 +51,29 @@ Rows = list[Row]
 class Finding:
     """An option of the user's, and its place in the job."""
 
-    source: str  # the format
     name: str  # as the user wrote it
     value: str
     kind: Kind
     to: str = ""
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The options of one file, and what a job takes of a script in Python besides."""
+
+    file: str
+    format: str
+    options: dict[str, Any]
+    environment: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)  # why an option or variable has no value, by name
+    remarks: tuple[tuple[str, str], ...] = ()  # what else a script does, and what follows
+    used: frozenset[str] = frozenset()  # variables of --set that the script uses
+    is_command: bool = False  # what a command says has precedence over what its files say
+    files: dict[str, str] = field(default_factory=dict)  # by name; one is a module
+    packages: tuple[str, ...] = ()  # that the module imports
+    preprocess: str = ""  # module:function, empty if rows are as they are
+    rows: int = 0  # of the dataset, 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,11 +49,6 @@ def integer(value: Any) -> int:
     return int(given)
 
 
-def top_k(value: Any) -> int:
-    """Return the number of tokens to sample from: 0 is the whole vocabulary here, -1 elsewhere."""
-    return max(0, integer(value))
-
-
 def positive(value: Any) -> int:
     """Return a whole number of at least 1."""
     if (given := integer(value)) < 1:
@@ -166,11 +161,6 @@ def function(path: str) -> str:
 def slug(name: str) -> str:
     """Return the last part of a path as the name of an entry."""
     return re.sub(r"[^a-z0-9]+", "-", re.split(r"[.:]", name)[-1].lower()).strip("-")[:63] or "entry"
-
-
-def target_modules(value: Any) -> list[str]:
-    """Return names of modules; all-linear stands for all linear layers."""
-    return [name.replace("all_linear", "all-linear") for name in texts(value)]
 
 
 def share(value: Any) -> float:

@@ -14,13 +14,13 @@ from typing import Any
 from grpo_cli.convert.python.module import Module
 from grpo_cli.convert.python.script import Script
 from grpo_cli.convert.python.values import Code, Made, Opaque, opaque
-from grpo_cli.convert.source import Moved, Source
+from grpo_cli.convert.rows import Source
 
 ROWS = "rows.jsonl"
 FOLDER = "/etc/code"
 """Where a job finds the files of a script."""
 _PEFT = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}  # peft's defaults
-_FUNCTIONS = {"reward_funcs", "tools", "environment_factory"}
+_FUNCTIONS = ("reward_funcs", "tools", "environment_factory")
 _NESTED = {"model_init_kwargs", "generation_kwargs"}  # their keys are options as others
 _OF_COMMAND = "get_quantization_config"  # of options that the command line may have
 _POSITIONS = ("model", "reward_funcs", "args", "train_dataset")
@@ -72,8 +72,8 @@ class _Reading:
                 case _:
                     self._take(name, made)
         self._model(given.pop("model", None))
-        for name in _FUNCTIONS & given.keys():
-            if (value := given.pop(name)) is not None:
+        for name in _FUNCTIONS:
+            if (value := given.pop(name, None)) is not None:
                 self._options[name] = self._functions(value)
         factory = trainer.options.get("environment_factory")
         if isinstance(factory, Code) and "get_reward" in {getattr(one, "name", "") for one in ast.walk(factory.node)}:
@@ -99,7 +99,10 @@ class _Reading:
             self._unknown,
             tuple(self._remarks),
             frozenset(script.used),
-            moved=Moved(files, tuple(sorted(self._module.packages)), preprocess, len(rows)),
+            files=files,
+            packages=tuple(sorted(self._module.packages)),
+            preprocess=preprocess,
+            rows=len(rows),
         )
 
     def _take(self, name: str, value: Any) -> None:
