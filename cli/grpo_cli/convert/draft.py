@@ -11,22 +11,10 @@ from grpo_cli.convert.fields import default
 from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.documents.yaml_values import Dumper, write_yaml
 
-_ORDER = [
-    "device",
-    "model",
-    "dataset",
-    "tools",
-    "environments",
-    "rewards",
-    "training",
-    "evaluation",
-    "lora",
-    "parallelism",
-    "generation",
-    "trainer",
-    "storage",
-    "podTemplate",
-]
+# fmt: off
+_ORDER = ("device", "model", "dataset", "tools", "environments", "rewards", "training", "evaluation", "lora",
+    "parallelism", "generation", "trainer", "storage", "podTemplate")
+# fmt: on
 
 
 @dataclass(slots=True)

@@ -25,17 +25,9 @@ SERVER = "rollout."
 _VERL = "verl.trainer.main_ppo"
 _OPENRLHF = "openrlhf.cli.train_ppo_ray"
 _LAUNCHERS = {"python", "python3", "torchrun", "accelerate", "deepspeed"}
-_LAUNCHER_FLAGS = {
-    "multi_gpu",
-    "use_deepspeed",
-    "use_fsdp",
-    "cpu",
-    "quiet",
-    "debug",
-    "module",
-    "same_network",
-    "standalone",
-}
+_BARE = (
+    r"--(multi[-_]gpu|use[-_](deepspeed|fsdp)|cpu|quiet|debug|module|same[-_]network|standalone)"  # no value follows
+)
 _LAUNCHER_MODULES = {"launch", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
 
@@ -176,8 +168,8 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     begin = next((number for number, word in enumerate(words) if PurePath(word).name in _LAUNCHERS), len(words))
     for number in range(begin + 1, len(words)):
         word, before = words[number], words[number - 1]
-        is_flag = "=" in before or before[2:].replace("-", "_") in _LAUNCHER_FLAGS
-        is_value = before.startswith("--") and not is_flag and not word.endswith(".py")
+        is_bare = re.fullmatch(f"{_BARE}|.*=.*", before, re.DOTALL)
+        is_value = before.startswith("--") and not is_bare and not word.endswith(".py")
         if not (word.startswith("-") or is_value or word in _LAUNCHER_MODULES):
             return [word for word in words[:number] if word != "-m"], words[number:]
     return ([], words) if begin == len(words) else (words[: begin + 1], words[begin + 1 :])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,26 +12,14 @@ from grpo_cli.convert.python.values import BUILTINS, Code, Made, Opaque, OpaqueE
 from grpo_cli.convert.values import boolean, integer, number
 
 _PARSED = ("parse_args", "parse_known_args", "parse_args_and_config", "parse_args_into_dataclasses")
-_TOLD = {
-    "GRPOTrainer",
-    "add_argument",
-    "close",
-    "info",
-    "print",
-    "push_to_hub",
-    "save_model",
-    "setLevel",
-    "train",
-    "warning",
-}
+# Calls of which a job does the same, or needs none.
+_TOLD = re.compile(
+    r"(.*\.)?(GRPOTrainer|add_argument|close|info|print|push_to_hub|save_model|setLevel|train|warning)|sys\.path\.insert",
+    re.DOTALL,
+)
 _CHANGES = {"append", "extend", "update"}
 _RETURNED = "return"  # no name that a script could use
 _IS_MAIN = "__name__ == '__main__'"
-
-
-def _is_told(called: str) -> bool:
-    """Whether a job does the same, or needs no such call."""
-    return called.rpartition(".")[2] in _TOLD or called == "sys.path.insert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +94,7 @@ class Script:
                 self._assign(held, None, node, scope)
             case ast.Expr(value=ast.Call() as call):
                 value = self.values.of(call, scope)
-                if isinstance(value, Opaque) and not _is_told(ast.unparse(call.func)):
+                if isinstance(value, Opaque) and not _TOLD.fullmatch(ast.unparse(call.func)):
                     self.effects.append(Effect(node, scope))
             case ast.If():
                 self._if(node, scope)

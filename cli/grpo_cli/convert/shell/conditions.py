@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable
 
-from grpo_cli.convert.shell.state import matches
+from grpo_cli.convert.shell.state import matches, negated
 from grpo_cli.convert.shell.tree import Node
 from grpo_cli.convert.shell.words import Words
 
@@ -12,24 +14,21 @@ _COMPARE = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge"
 _CHANGES = ("++", "--", "=", "+=", "-=", "*=", "/=", "%=")
 _NUMBER = re.compile(r"\s*[+-]?(0|[1-9]\d*)\s*")  # 010 is 8 in a shell
 _LARGEST = 2**63
+# fmt: off
+_COMPUTES: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "**": operator.pow, "<": operator.lt, "<=": operator.le,
+    ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+    "/": lambda first, second: abs(first) // abs(second) * (1 if first * second >= 0 else -1),
+    "%": lambda first, second: first - second * _COMPUTES["/"](first, second),
+}
+# fmt: on
 
 
 def calculate(op: str, first: int, second: int) -> int | None:
     """Return `first op second` as a shell computes it; None if it does not, or not here."""
-    match op:
-        case "+" | "-" | "*":
-            result = first + second if op == "+" else first - second if op == "-" else first * second
-        case "**" if 0 <= second < 64:
-            result = first**second
-        case "/" | "%" if second:
-            whole = abs(first) // abs(second) * (1 if first * second >= 0 else -1)
-            result = whole if op == "/" else first - second * whole
-        case "<" | "<=" | ">" | ">=" | "==" | "!=":
-            order = (first > second) - (first < second)
-            result = int({"<": order < 0, "<=": order <= 0, ">": order > 0, ">=": order >= 0}.get(op, order == 0))
-            result = 1 - result if op == "!=" else result
-        case _:
-            return None
+    if op not in _COMPUTES or (op in "/%" and not second) or (op == "**" and not 0 <= second < 64):
+        return None
+    result = int(_COMPUTES[op](first, second))
     return result if abs(result) < _LARGEST else None
 
 
@@ -81,8 +80,7 @@ class Conditions(Words):
             case "ParenTest":
                 return self.test(node["X"])
             case "UnaryTest" if node["Op"] == "!":
-                status = self.test(node["X"])
-                return None if status is None else not status
+                return negated(self.test(node["X"]))
             case "UnaryTest":
                 return self.classic([node["Op"], self.word(node["X"])])
             case "BinaryTest" if node["Op"] in ("&&", "||"):
@@ -109,8 +107,7 @@ class Conditions(Words):
             case [text]:
                 return text != ""
             case ["!", *rest] if len(rest) != 2 or rest[0] in ("-n", "-z", "-v"):
-                status = self.classic(rest)
-                return None if status is None else not status
+                return negated(self.classic(rest))
             case ["-n", text]:
                 return text != ""
             case ["-z", text]:
