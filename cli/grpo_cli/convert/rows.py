@@ -110,6 +110,13 @@ def differs(options: str, to: str, note: str, *, default: Any = UNSET, convert: 
     return _rows(options, default, kind=Kind.DIFFERENT, convert=convert, note=note, field=path, fact=fact)
 
 
+def of_vllm(options: str, convert: Convert, prefix: str = "") -> Rows:
+    """Options that are arguments of vLLM with their names, which `prefix` begins."""
+    arguments = [(option, option.removeprefix(prefix)) for option in options.split()]
+    note = "an argument of vLLM"
+    return rows(*(differs(one, f"generation.engineArgs.{name}", note, convert=convert) for one, name in arguments))
+
+
 def not_needed(options: str, note: str) -> Rows:
     """Options that a job does not need."""
     return _rows(options, kind=Kind.NOT_NEEDED, note=note)
@@ -125,9 +132,9 @@ def rows(*parts: Rows) -> Rows:
     return [row for part in parts for row in part]
 
 
-def under(section: str, *parts: Rows) -> Rows:
-    """Join parts of a table whose options are in a section: `section` begins their names."""
-    return [replace(row, name=f"{section}{row.name}") for row in rows(*parts)]
+def under(sections: str, *parts: Rows) -> Rows:
+    """Join parts of a table whose options are in a section, or in each of several: that begins their names."""
+    return [replace(row, name=f"{section}{row.name}") for section in sections.split() for row in rows(*parts)]
 
 
 def _rows(options: str, default: Any = UNSET, **fields: Any) -> Rows:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from grpo_cli.convert import trl
 from grpo_cli.convert import values as v
-from grpo_cli.convert.rows import UNSET, Table, differs, fields, left, not_needed, rows, same, under
+from grpo_cli.convert.rows import UNSET, Table, differs, fields, left, not_needed, of_vllm, rows, same, under
 
 _TURNS = "code is not translated: name functions in tools, or a class in environments"
 _REWARD = "write the reward as a function (docs/rewards.md)"
@@ -101,14 +101,12 @@ OWN = rows(
     not_needed("vllm_server_group_port", trl.ADDRESS),
     left("num_infer_workers", "use generation.nodeLocal.enginesPerNode"),
     differs("use_lmdeploy infer_backend", "", "vLLM samples"),
-    differs("vllm_enforce_eager", "generation.engineArgs.enforce_eager", "an argument of vLLM", convert=v.boolean),
-    differs("vllm_max_num_seqs", "generation.engineArgs.max_num_seqs", "an argument of vLLM", convert=v.integer),
-    differs("vllm_enable_prefix_caching", "generation.engineArgs.enable_prefix_caching", "an argument of vLLM",
-        convert=v.boolean),
+    of_vllm("vllm_enforce_eager", v.boolean, "vllm_"),
+    of_vllm("vllm_max_num_seqs", v.integer, "vllm_"),
+    of_vllm("vllm_enable_prefix_caching", v.boolean, "vllm_"),
     not_needed("vllm_enable_lora vllm_max_lora_rank",
         "lora.push: adapters sends engines only the adapters (docs/lora.md)"),
-    differs("vllm_limit_mm_per_prompt", "generation.engineArgs.limit_mm_per_prompt", "an argument of vLLM",
-        convert=v.mapping),
+    of_vllm("vllm_limit_mm_per_prompt", v.mapping, "vllm_"),
     left("vllm_pipeline_parallel_size", "set podsPerEngine of a group of generation.server", 1),
     differs("freeze_vit", "model.freezeVisionTower", "with the aligner"),
     left("freeze_aligner freeze_llm", "model.freezeVisionTower alone freezes a part of a model", True, False),

@@ -31,17 +31,12 @@ SCORED_BY_ITSELF = "environment.get_reward"
 
 def read_trainer(file: str, text: str, variables: Mapping[str, str]) -> Source:
     """Return what a script says. ValueError, with the line, if it is not Python or does not train once with TRL."""
-    try:
-        script = Script(text, variables)
-        trainers = [made for made in script.made if made.function == "GRPOTrainer"]
-        if len(trainers) != 1:
-            lines = ", ".join(str(made.line) for made in trainers)
-            raise ValueError(
-                f"one call of GRPOTrainer is needed, found {f'some in lines {lines}' if lines else 'none'}"
-            )
-        return _Reading(file, script, trainers[0]).source()
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+    script = Script(text, variables)
+    trainers = [made for made in script.made if made.function == "GRPOTrainer"]
+    if len(trainers) != 1:
+        lines = ", ".join(str(made.line) for made in trainers)
+        raise ValueError(f"one call of GRPOTrainer is needed, found {f'some in lines {lines}' if lines else 'none'}")
+    return _Reading(file, script, trainers[0]).source()
 
 
 class _Reading:

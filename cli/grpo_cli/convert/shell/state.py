@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Any
 
 from grpo_cli.convert.shell.tree import Node, RefusedError
 
@@ -125,9 +126,11 @@ class Knowledge:
             for word, mark in zip(words, marks, strict=True)
         ]
 
-    def shown(self, text: str) -> str:
-        """Return `text` as the script writes it, for people."""
-        return _MARK.sub(lambda found: self.marks[int(found[1])].text, text)
+    def shown(self, value: Any) -> Any:
+        """Return a text, or texts, as the script writes them, for people."""
+        if isinstance(value, list):
+            return [self.shown(one) for one in value]
+        return _MARK.sub(lambda found: self.marks[int(found[1])].text, value) if isinstance(value, str) else value
 
     def plain(self, text: str) -> str | None:
         """Return `text` for a condition; None if it is not known."""
