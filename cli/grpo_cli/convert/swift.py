@@ -116,16 +116,25 @@ OWN = rows(
         "ignore_args_error check_model", _INSIDE),
 )
 
-ROLLOUT = rows(
+
+_OWN_NAMES = {row.name for row in OWN}
+_OWN_DEFAULTS = {(row.field, row.fact) for row in OWN if row.default is not UNSET}
+_INHERITED = [
+    replace(row, default=UNSET) if (row.field, row.fact) in _OWN_DEFAULTS else row
+    for row in rows(trl.SHARED, trl.DATA)
+    if row.name not in _OWN_NAMES and not row.name.startswith("dataset_")
+]
+
+SWIFT = Table.of("ms-swift", "4.5.2",
+    OWN,
+    # Of `swift rollout`
     trl.SERVER,
     under("rollout.",
         not_needed("infer_backend use_hf", trl.ADDRESS),
         left("multi_turn_scheduler max_turns external_plugins use_gym_env", _TURNS, False),
         not_needed("vllm_use_async_engine use_async_engine vllm_enable_lora vllm_max_lora_rank", _INSIDE),
     ),
-)
-
-ENVIRONMENT = rows(
+    # Environment
     differs("NPROC_PER_NODE nproc_per_node", "trainer.groups@per_node", "GPUs of a pod: trainer.groups[].gpus"),
     differs("NNODES nnodes", "trainer.groups@nodes", "pods: trainer.groups[].replicas"),
     not_needed("CUDA_VISIBLE_DEVICES NODE_RANK node_rank master_addr master_port MASTER_ADDR MASTER_PORT RANK "
@@ -134,16 +143,5 @@ ENVIRONMENT = rows(
     differs("MAX_PIXELS", "dataset.maxPixels",
         "images are made smaller in their proportions; the model's processor rounds sides to its patches"),
     left("VIDEO_MAX_PIXELS FPS_MAX_FRAMES", "no videos: make images of their frames"),
+    _INHERITED,
 )
-# fmt: on
-
-_OWN_NAMES = {row.name for row in OWN}
-_OWN_DEFAULTS = {(row.field, row.fact) for row in OWN if row.default is not UNSET}
-_SHARED = rows(trl.BATCH, trl.OPTIMIZER, trl.LOSS, trl.GENERATION, trl.SAVING, trl.DATA)
-_INHERITED = [
-    replace(row, default=UNSET) if (row.field, row.fact) in _OWN_DEFAULTS else row
-    for row in _SHARED
-    if row.name not in _OWN_NAMES and not row.name.startswith("dataset_")
-]
-
-SWIFT = Table.of("ms-swift", "4.5.2", OWN, ROLLOUT, ENVIRONMENT, _INHERITED)

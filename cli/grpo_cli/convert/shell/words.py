@@ -5,8 +5,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from grpo_cli.convert.shell.state import Knowledge, Value, is_known
 from grpo_cli.convert.shell.tree import Node
@@ -20,16 +19,11 @@ _OF_A_RUN = re.compile(
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\033"}
 
 
-class Words(Knowledge, ABC):
+class Words(Knowledge):
     """Values of the nodes of a tree, in the present state."""
 
-    @abstractmethod
-    def arithmetic(self, node: Node) -> int | None:
-        """Return the value of an arithmetic expression; None if it is not known."""
-
-    @abstractmethod
-    def printed(self, node: Node) -> str:
-        """Return what $(...) prints."""
+    arithmetic: Callable[[Node], int | None]  # of Conditions
+    printed: Callable[[Node], str]  # of Script: what $(...) prints
 
     def assign(self, node: Node) -> None:
         """Do NAME=value, NAME+=value, NAME=(...) or NAME+=(...)."""
