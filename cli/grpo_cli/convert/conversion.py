@@ -16,7 +16,6 @@ from grpo_cli.convert.settle import Given, settle
 from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
 
-_FIRST = ("accelerate",)  # read first, so that what the trainer is told has precedence
 _LARGEST = 1_000_000  # letters of a ConfigMap
 
 
@@ -36,12 +35,13 @@ class Conversion:
 
 def convert(sources: Sequence[Source], given: Given, name: str | None = None) -> Conversion:
     """Return the job that does what `sources` say. Raises ValueError naming the option or the field that is wrong."""
-    trained = {source.format for source in sources} - set(_FIRST)
+    trained = {source.format for source in sources} - {"accelerate"}
     if len(trained) > 1:
         found = ", ".join(sorted(trained))
         raise ValueError(f"give files of one trainer, and accelerate's; these are of {found}")
     draft = Draft()
-    sources = sorted(sources, key=lambda source: (source.format not in _FIRST, source.is_command))
+    # accelerate's are first, so that what the trainer is told has precedence.
+    sources = sorted(sources, key=lambda source: (source.format != "accelerate", source.is_command))
     files = {PurePath(source.file).name for source in sources}
     for source in sources:
         named = {option for option, value in source.options.items() if _is_of(value, files)}

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 
@@ -89,8 +90,7 @@ def texts(value: Any) -> list[str]:
         return [str(one) for one in value]
     text = str(value).strip()
     if text.startswith("["):
-        inner = text[1:-1]
-        return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
+        return [part.strip().strip("'\"") for part in text[1:-1].split(",") if part.strip()]
     return [part for part in re.split(r"[,\s]+", text) if part]
 
 
@@ -99,25 +99,21 @@ def mapping(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     for read in (json.loads, ast.literal_eval):
-        try:
-            found = read(str(value))
-        except (ValueError, SyntaxError):
-            continue
-        if isinstance(found, dict):
-            return found
+        with suppress(ValueError, SyntaxError):
+            if isinstance(found := read(str(value)), dict):
+                return found
     raise ValueError(f"use key-value pairs, not {value!r}")
 
 
 def equal(value: Any, harmless: Any) -> bool:
     """Whether `value`, in any notation, is `harmless`."""
+    text = str(value).strip().lower()
     if isinstance(harmless, bool):
-        return str(value).strip().lower() in (_TRUE if harmless else _FALSE)
+        return text in (_TRUE if harmless else _FALSE)
     if isinstance(harmless, int | float):
-        try:
-            return float(value) == harmless
-        except (TypeError, ValueError):
-            return False
-    return str(value).strip().lower() == str(harmless).lower()
+        with suppress(ValueError):
+            return number(value) == harmless
+    return text == str(harmless).lower()
 
 
 def as_is(value: Any) -> Any:
@@ -126,10 +122,7 @@ def as_is(value: Any) -> Any:
 
 
 def one_of(words: dict[Any, str], otherwise: str) -> Callable[[Any], Any]:
-    """Return a converter from words to the values that `words` lists them under.
-
-    Other words raise LeftError with the text `otherwise`, in which {value} is the word.
-    """
+    """Return a converter from words to what `words` lists them under; LeftError says `otherwise` of another {value}."""
     values = {word: value for value, spellings in words.items() for word in spellings.split()}
 
     def convert(value: Any) -> Any:

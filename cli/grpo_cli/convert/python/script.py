@@ -46,8 +46,7 @@ class Script:
     def __init__(self, text: str, variables: Mapping[str, str]) -> None:
         """Read `text`; `variables` are options of its command line, and values of what only a run shows.
 
-        Raises:
-            ValueError: it is not Python, or ends itself by an exception; the message has the line.
+        Raises ValueError with the line if it is not Python, or ends itself by an exception.
         """
         self.text, self.variables = text, variables
         self.used: set[str] = set()  # of `variables`
@@ -60,11 +59,9 @@ class Script:
         self._followed: list[ast.FunctionDef] = []  # functions, each in the one before
         self._is_inside = self._is_unsure = False  # a part of a statement; and only a run shows whether it is reached
         try:
-            body = ast.parse(text).body
+            self._run(ast.parse(text).body, self.scope)
         except SyntaxError as error:
             raise ValueError(f"line {error.lineno}: this is not Python: {error.msg}") from error
-        try:
-            self._run(body, self.scope)
         except _EndedError as error:
             raise ValueError(str(error)) from None
 
