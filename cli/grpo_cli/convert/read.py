@@ -57,6 +57,7 @@ def _read(file: str, text: str, format_: str | None, variables: Mapping[str, str
     found = json.loads(text) if suffix == ".json" else yaml.safe_load(text)
     if not isinstance(found, dict):
         raise ValueError(f"write options as `name: value`; found {type(found).__name__}")
+    found = {str(name): value for name, value in found.items()}  # `on` is True in YAML
     if "zero_optimization" in found:  # DeepSpeed's own file, which accelerate's and TRL's name
         return [Source(file, "accelerate", {"deepspeed_config_file": found})]
     format_ = "accelerate" if not _ACCELERATE_KEYS.isdisjoint(found) else format_ or _guess(found)
