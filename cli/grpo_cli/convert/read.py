@@ -60,7 +60,11 @@ def _read(file: str, text: str, format_: str | None, variables: Mapping[str, str
     found = {str(name): value for name, value in found.items()}  # `on` is True in YAML
     if "zero_optimization" in found:  # DeepSpeed's own file, which accelerate's and TRL's name
         return [Source(file, "accelerate", {"deepspeed_config_file": found})]
-    format_ = "accelerate" if not _ACCELERATE_KEYS.isdisjoint(found) else format_ or _guess(found)
+    if not _ACCELERATE_KEYS.isdisjoint(found):
+        format_ = "accelerate"
+    elif not format_:
+        is_verl = not {"actor_rollout_ref", "algorithm"}.isdisjoint(found)
+        format_ = "ms-swift" if "rlhf_type" in found else "verl" if is_verl else "trl"
     if format_ in ("accelerate", "verl"):
         sections = {"deepspeed_config", "fsdp_config"} if format_ == "accelerate" else None
         options = dict(_flat(found, sections))
@@ -91,12 +95,6 @@ def _is_mapping(text: str) -> bool:
         return isinstance(yaml.safe_load(text), dict)
     except yaml.YAMLError:
         return False
-
-
-def _guess(found: dict[str, Any]) -> str:
-    if "rlhf_type" in found:
-        return "ms-swift"
-    return "verl" if {"actor_rollout_ref", "algorithm"} & found.keys() else "trl"
 
 
 def _flat(found: dict[str, Any], sections: set[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -66,7 +66,13 @@ class _Reading:
                     pass
                 case _:
                     self._take(name, made)
-        self._model(given.pop("model", None))
+        model = given.pop("model", None)
+        if isinstance(model, Made) and model.function == "from_pretrained":
+            for option, value in model.options.items():
+                self._take(option, value)
+            model = next(iter(model.arguments), None)
+        if model is not None:
+            self._take("model_name_or_path", model)
         for name in _FUNCTIONS:
             if (value := given.pop(name, None)) is not None:
                 self._options[name] = self._functions(value)
@@ -114,14 +120,6 @@ class _Reading:
             self._options[name], self._unknown[name] = cause.text, _why(cause)
         else:
             self._options[name] = value.text if isinstance(value, Code) else value
-
-    def _model(self, value: Any) -> None:
-        if isinstance(value, Made) and value.function == "from_pretrained":
-            for name, one in value.options.items():
-                self._take(name, one)
-            value = next(iter(value.arguments), None)
-        if value is not None:
-            self._take("model_name_or_path", value)
 
     def _functions(self, value: Any) -> list[str]:
         """Return the dotted paths of functions or classes, which the module has then, and the names of others."""

@@ -142,7 +142,12 @@ class Values:
             case ast.UnaryOp():
                 return _OPERATORS[type(node.op)](self.known(node.operand, scope))
             case ast.BinOp():
-                return self._binary(node, scope)
+                left, right = self.known(node.left, scope), self.known(node.right, scope)
+                if not isinstance(node.op, ast.Mult):
+                    return _OPERATORS[type(node.op)](left, right)
+                sizes = [len(one) if hasattr(one, "__len__") else one for one in (left, right)]
+                if abs(sizes[0] * sizes[1]) <= _MOST:
+                    return left * right
             case ast.Compare(ops=[one], comparators=[other]):
                 return _OPERATORS[type(one)](self.known(node.left, scope), self.known(other, scope))
             case ast.Subscript(slice=ast.Slice(step=None) as part):
@@ -162,13 +167,6 @@ class Values:
             case ast.Lambda():
                 return Code(node, scope)
         return Opaque(node, scope)
-
-    def _binary(self, node: ast.BinOp, scope: Scope) -> Any:
-        left, right = self.known(node.left, scope), self.known(node.right, scope)
-        if not isinstance(node.op, ast.Mult):
-            return _OPERATORS[type(node.op)](left, right)
-        sizes = [len(one) if hasattr(one, "__len__") else one for one in (left, right)]
-        return left * right if abs(sizes[0] * sizes[1]) <= _MOST else Opaque(node, scope)
 
     def _called(self, node: ast.Call, scope: Scope) -> Any:
         arguments = tuple(self.of(one, scope) for one in node.args)

@@ -153,8 +153,13 @@ class Script(Flow):
                         self.put(found[0], self.mark_line(self._at, variable, "unset of an element is not read"))
             case "eval":
                 raise RefusedError("eval is not read: write the command itself")
+            case "read" if "-d" in rest and self._document is not None:
+                self.put(rest[-1], self.document(self._document).strip(" \t\n"))
+                return None
             case "read" | "mapfile" | "readarray" | "getopts":
-                return self._read(name, rest)
+                for variable in [word for word in rest if _NAME.fullmatch(word)] or ["REPLY"]:
+                    self.put(variable, self.mark_line(self._at, f"${variable}", f"{name} reads it"))
+                return None
             case "source" | ".":
                 file = " ".join(rest)
                 if file.rsplit("/", 1)[-1].split(" ")[0] not in _SETS_UP_A_SHELL:
@@ -165,16 +170,6 @@ class Script(Flow):
             case _:
                 return self._other(words, own)
         return True
-
-    def _read(self, name: str, words: list[str]) -> bool | None:
-        document = self._document
-        if name == "read" and "-d" in words and document is not None:
-            self.put(words[-1], self.document(document).strip(" \t\n"))
-            return None
-        names = [word for word in words if _NAME.fullmatch(word)]
-        for variable in names or ["REPLY"]:
-            self.put(variable, self.mark_line(self._at, f"${variable}", f"{name} reads it"))
-        return None
 
     def _other(self, words: list[str], own: dict[str, str]) -> bool | None:
         name = words[0]
