@@ -194,8 +194,8 @@ def _source(file: str, format_: str, options: dict[str, Any], command: Command |
         {script.shown(name): script.shown(value) for name, value in options.items()},
         {name: script.shown(value) for name, value in environment.items()},
         unknown,
-        tuple(remarks) if command else (),
-        frozenset(script.used),
+        remarks if command else [],
+        script.used,
         is_command=True,
     )
 

@@ -58,17 +58,17 @@ class Finding:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Source:
     """The options of one file, and what a job takes of a script in Python besides."""
 
     file: str
     format: str
-    options: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)  # why an option or variable has no value, by name
-    remarks: tuple[tuple[str, str], ...] = ()  # what else a script does, and what follows
-    used: frozenset[str] = frozenset()  # variables of --set that the script uses
+    remarks: list[tuple[str, str]] = field(default_factory=list)  # what else a script does, and what follows
+    used: set[str] = field(default_factory=set)  # variables of --set that the script uses
     is_command: bool = False  # what a command says has precedence over what its files say
     files: dict[str, str] = field(default_factory=dict)  # by name; one is a module
     packages: tuple[str, ...] = ()  # that the module imports

@@ -41,19 +41,17 @@ def read_trainer(file: str, text: str, variables: Mapping[str, str]) -> Source:
 
 class _Reading:
     def __init__(self, file: str, script: Script, trainer: Made) -> None:
-        self._file, self._script, self._trainer = file, script, trainer
+        self._script, self._trainer = script, trainer
         stem = re.sub(r"\W", "_", PurePath(file).stem)
         self._module = Module(script, f"{stem}_code")
-        self._options: dict[str, Any] = {}
-        self._unknown: dict[str, str] = {}
-        self._remarks: list[tuple[str, str]] = []
+        self._source = Source(file, "trl", environment=script.environment, used=script.used)
 
     def source(self) -> Source:
-        script, trainer = self._script, self._trainer
+        script, trainer, source = self._script, self._trainer, self._source
         given = dict(zip(_POSITIONS, trainer.arguments, strict=False)) | trainer.options
         if script.is_parsed:
             script.used.update(script.variables)
-            self._options |= script.variables
+            source.options |= script.variables
         for name in ("args", "peft_config"):
             match made := given.pop(name, None):
                 case Made(function="GRPOConfig"):
@@ -75,36 +73,24 @@ class _Reading:
             self._take("model_name_or_path", model)
         for name in _FUNCTIONS:
             if (value := given.pop(name, None)) is not None:
-                self._options[name] = self._functions(value)
+                source.options[name] = self._functions(value)
         factory = trainer.options.get("environment_factory")
         if isinstance(factory, Code) and "get_reward" in {getattr(one, "name", "") for one in ast.walk(factory.node)}:
-            self._options["reward_funcs"] = [*self._options.get("reward_funcs", ()), SCORED_BY_ITSELF]
-        rows, preprocess = self._dataset(given.pop("train_dataset", None))
+            source.options["reward_funcs"] = [*source.options.get("reward_funcs", ()), SCORED_BY_ITSELF]
+        self._dataset(given.pop("train_dataset", None))
         for name, value in given.items():
             self._take(name, value)
-        files = {ROWS: _lines(rows)} if rows else {}
         moved = {effect.node for effect in self._module.changes()}
         if text := self._module.text():
-            files[f"{self._module.name}.py"] = text
+            source.files[f"{self._module.name}.py"] = text
         for node in dict.fromkeys(effect.node for effect in script.effects if effect.node not in moved):
             note = "the script does this besides, and a job does not: do it before, for example in the image"
-            self._remarks.append((f"line {node.lineno}", f"{' '.join(ast.unparse(node).split())[:80]}: {note}"))
+            source.remarks.append((f"line {node.lineno}", f"{' '.join(ast.unparse(node).split())[:80]}: {note}"))
         for name, cause in self._module.unknown.items():
             note = f"it is None in {self._module.name}.py: give it with --set {name}=value"
-            self._remarks.append((name, f"{_why(cause)}: {note}"))
-        return Source(
-            self._file,
-            "trl",
-            self._options,
-            script.environment,
-            self._unknown,
-            tuple(self._remarks),
-            frozenset(script.used),
-            files=files,
-            packages=tuple(sorted(self._module.packages)),
-            preprocess=preprocess,
-            rows=len(rows),
-        )
+            source.remarks.append((name, f"{_why(cause)}: {note}"))
+        source.packages = tuple(sorted(self._module.packages))
+        return source
 
     def _take(self, name: str, value: Any) -> None:
         """Take an option of TRL."""
@@ -115,11 +101,11 @@ class _Reading:
         if self._script.is_of_command(value) or getattr(value, "function", "") == _OF_COMMAND:
             return
         if isinstance(value, list) and value and all(isinstance(one, Opaque) for one in value):
-            self._options[name] = " ".join(getattr(one, "function", one.text) for one in value)
+            self._source.options[name] = " ".join(getattr(one, "function", one.text) for one in value)
         elif (cause := opaque(value)) and not isinstance(value, Code):
-            self._options[name], self._unknown[name] = cause.text, _why(cause)
+            self._source.options[name], self._source.unknown[name] = cause.text, _why(cause)
         else:
-            self._options[name] = value.text if isinstance(value, Code) else value
+            self._source.options[name] = value.text if isinstance(value, Code) else value
 
     def _functions(self, value: Any) -> list[str]:
         """Return the dotted paths of functions or classes, which the module has then, and the names of others."""
@@ -129,8 +115,8 @@ class _Reading:
             found.append(path.removeprefix("trl.rewards."))
         return found
 
-    def _dataset(self, value: Any) -> tuple[list[Any], str]:
-        """Take the dataset. Returns its rows if the script has them, and module:function that changes them."""
+    def _dataset(self, value: Any) -> None:
+        """Take the dataset: its rows if the script has them, and the functions that change them."""
         changes: list[Opaque] = []
         rows: list[Any] = []
         while isinstance(value, Opaque):
@@ -149,26 +135,27 @@ class _Reading:
                 case Made(function="map", arguments=(Opaque() as change,), of=held):
                     changes.insert(0, change)
                 case Made(function="[]", arguments=(str() as split,), of=held):
-                    self._options["dataset_train_split"] = split
+                    self._source.options["dataset_train_split"] = split
                 case Made(function="shuffle", of=Made() as held):  # as a job does
                     pass
                 case Made(of=Made() as held):
                     note = f"{value.function} of the dataset: a job has all rows: write those that you want to a file"
-                    self._remarks.append((f"line {value.line}", f"{note} and name it in dataset.path"))
+                    self._source.remarks.append((f"line {value.line}", f"{note} and name it in dataset.path"))
                 case _:
                     cause = (opaque([*value.arguments]) or value) if isinstance(value, Made) else value
                     note = f"{_why(cause)}: write the rows to a file (to_json) and name it in dataset.path"
-                    self._remarks.append(("train_dataset", note))
+                    self._source.remarks.append(("train_dataset", note))
                     break
             value = held
         if rows:
-            self._options["train_dataset"] = f"{FOLDER}/{ROWS}"
-        if not changes:
-            return rows, ""
-        names = [getattr(one.node, "name", f"({ast.unparse(one.node)})") for one in changes]
-        body = "".join(f"    row = {{**row, **{name}(row)}}\n" for name in names)
-        self._module.add(f"def prepare_row(row):\n{body}    return row", changes[0].scope)
-        return rows, f"{self._module.name}:prepare_row"
+            self._source.options["train_dataset"] = f"{FOLDER}/{ROWS}"
+            self._source.files[ROWS] = _lines(rows)
+            self._source.rows = len(rows)
+        if changes:
+            names = [getattr(one.node, "name", f"({ast.unparse(one.node)})") for one in changes]
+            body = "".join(f"    row = {{**row, **{name}(row)}}\n" for name in names)
+            self._module.add(f"def prepare_row(row):\n{body}    return row", changes[0].scope)
+            self._source.preprocess = f"{self._module.name}:prepare_row"
 
 
 def _why(cause: Opaque) -> str:
