@@ -24,9 +24,11 @@ _COMPUTES: dict[str, Callable[[int, int], int]] = {
 # fmt: on
 
 
-def calculate(op: str, first: int, second: int) -> int | None:
-    """Return `first op second` as a shell computes it; None if it does not, or not here."""
-    if op not in _COMPUTES or (op in "/%" and not second) or (op == "**" and not 0 <= second < 64):
+def calculate(op: str, first: int | None, second: int | None) -> int | None:
+    """Return `first op second` as a shell computes it; None if it does not, or one of them is not known."""
+    if first is None or second is None or op not in _COMPUTES:
+        return None
+    if (op in "/%" and not second) or (op == "**" and not 0 <= second < 64):
         return None
     result = int(_COMPUTES[op](first, second))
     return result if abs(result) < _LARGEST else None
@@ -58,15 +60,14 @@ class Conditions(Words):
                 second = self.arithmetic(node["Y"])
                 return None if first is None or second is None else int(bool(second))
             case "BinaryArithm":
-                first, second = self.arithmetic(node["X"]), self.arithmetic(node["Y"])
-                return None if first is None or second is None else calculate(node["Op"], first, second)
+                return calculate(node["Op"], self.arithmetic(node["X"]), self.arithmetic(node["Y"]))
         return None
 
     def _changed_number(self, node: Node) -> int | None:
         name = re.match(r"[A-Za-z_]\w*", self.text(node["X"]))
         old = None if node["Op"] == "=" else self.arithmetic(node["X"])
         by = self.arithmetic(node["Y"]) if "Y" in node else 1
-        new = by if node["Op"] == "=" else None if old is None or by is None else calculate(node["Op"][0], old, by)
+        new = by if node["Op"] == "=" else calculate(node["Op"][0], old, by)
         if name is not None:
             is_whole = name[0] == self.text(node["X"]) and new is not None
             self.put(name[0], str(new) if is_whole else self.mark(node, "not a known number"))
@@ -90,8 +91,8 @@ class Conditions(Words):
                 second = self.test(node["Y"])
                 return ends if second is ends else None if first is None or second is None else not ends
             case "BinaryTest" if node["Op"] in ("=", "==", "!="):
-                found = matches(self.plain(self.word(node["X"])), self.plain(self.pattern(node["Y"])))
-                return None if found is None else found == (node["Op"] != "!=")
+                text, pattern = self.plain(self.word(node["X"])), self.plain(self.pattern(node["Y"]))
+                return negated(matches(text, pattern), node["Op"] == "!=")
             case "BinaryTest" if node["Op"] in _COMPARE:
                 return self.classic([self.word(node["X"]), node["Op"], self.word(node["Y"])])
         return None
@@ -104,12 +105,10 @@ class Conditions(Words):
         match known:
             case []:
                 return False
-            case [text]:
+            case [text] | ["-n", text]:
                 return text != ""
             case ["!", *rest] if len(rest) != 2 or rest[0] in ("-n", "-z", "-v"):
                 return negated(self.classic(rest))
-            case ["-n", text]:
-                return text != ""
             case ["-z", text]:
                 return text == ""
             case ["-v", name]:

@@ -78,6 +78,7 @@ class Flow(Conditions):
         return self._kinds[cmd["Type"]](cmd)
 
     def _numbers(self, cmd: Node) -> bool | None:
+        """Evaluate expressions; return whether the last is true."""
         values = [self.arithmetic(node) for node in (cmd.get("Exprs") or [cmd["X"]])]
         return None if values[-1] is None else values[-1] != 0
 
@@ -167,12 +168,9 @@ class Flow(Conditions):
         if loop["Type"] == "CStyleLoop":
             if "Init" in loop:
                 self.arithmetic(loop["Init"])
-
-            def condition() -> bool | None:
-                value = self.arithmetic(loop["Cond"]) if "Cond" in loop else 1
-                return None if value is None else value != 0
-
-            return self._loop(cmd, condition, lambda: self.arithmetic(loop["Post"]) if "Post" in loop else None)
+            condition = {"X": loop["Cond"]} if "Cond" in loop else None
+            after = (lambda: self.arithmetic(loop["Post"])) if "Post" in loop else lambda: None
+            return self._loop(cmd, lambda: self._numbers(condition) if condition else True, after)
         written = loop.get("Items") or []
         is_in = "InPos" in loop
         values = [word for item in written for word in self.fields(item)] if is_in else list(self.state.arguments)
