@@ -119,9 +119,8 @@ class Words(Knowledge):
         if any(node.get(key) for key in ("Excl", "Slice", "Width", "Names", "Flags")):
             yield self.mark(node, "this expansion is not read"), quoted
         elif node.get("Length"):
-            is_list = isinstance(value, list)
             known = value is not None and is_known(value)
-            yield (str(len(value or "")) if known or (is_list and not value) else self.mark(node, "not known")), True
+            yield (str(len(value or "")) if known else self.mark(node, "not known")), True
         elif node.get("Repl"):
             yield self._replaced(node, value), quoted
         elif op in (":-", "-", ":=", "=", ":+", "+", ":?", "?"):
@@ -129,7 +128,7 @@ class Words(Knowledge):
             if op[-1] == "+" and op[0] == ":" and value is not None and self.plain(_text(value)) is None:
                 yield self.mark(node, "it is not known whether this is empty"), quoted
             elif op[-1] == "+":
-                yield from self._default(word, quoted) if is_set else [("", quoted)]
+                yield from self.parts(word.get("Parts", []), quoted, within=not quoted) if is_set else [("", quoted)]
             elif is_set and value is not None:
                 yield self._starred(node, value, quoted), quoted
             elif op[-1] == "?":
@@ -137,16 +136,13 @@ class Words(Knowledge):
             else:
                 if op[-1] == "=":
                     self.put(node["Param"]["Value"], self.word(word, quoted=quoted))
-                yield from self._default(word, quoted)
+                yield from self.parts(word.get("Parts", []), quoted, within=not quoted)
         elif value is None:
             yield self._unset(node, node["Param"]["Value"]), quoted
         elif op:
             yield self._changed(node, value, op, word), quoted
         else:
             yield self._starred(node, value, quoted), quoted
-
-    def _default(self, word: Node, quoted: bool) -> Iterator[Part]:
-        return self.parts(word.get("Parts", []), quoted, within=not quoted)
 
     def _starred(self, node: Node, value: Value, quoted: bool) -> Value:
         """Quoted, $* and ${A[*]} are one word."""
@@ -188,14 +184,10 @@ class Words(Knowledge):
 
     def _replaced(self, node: Node, value: Value | None) -> str:
         old, new = self.pattern(node["Repl"]["Orig"]), self.word(node["Repl"].get("With") or {})
-        if (
-            not isinstance(value, str)
-            or not is_known([value, old, new])
-            or re.search(r"[*?\[\\]|^[#%]", old)
-            or "&" in new
-        ):
-            return self.mark(node, "this replacement is not read")
-        return value.replace(old, new, -1 if node["Repl"].get("All") else 1) if old else value
+        is_plain = not re.search(r"[*?\[\\]|^[#%]", old) and "&" not in new
+        if isinstance(value, str) and is_known([value, old, new]) and is_plain:
+            return value.replace(old, new, -1 if node["Repl"].get("All") else 1) if old else value
+        return self.mark(node, "this replacement is not read")
 
     def _changed(self, node: Node, value: Value, op: str, word: Node) -> str:
         """${A#pattern}, ${A%pattern}, ${A,,} and ${A^^}."""
