@@ -30,7 +30,7 @@ def job_of(config: object, model: str, dataset: str, rewards: Rewards, name: str
     }
     conversion = convert([Source("GRPOConfig", "trl", options)], Given(nodes=1, **given), name)
     for finding in conversion.left:
-        warnings.warn(f"{finding.name} = {finding.value} is not taken over: {finding.note}", stacklevel=4)
+        warnings.warn(f"{finding.name} = {finding.value} is not taken over: {finding.note}", stacklevel=3)
     return conversion.manifest
 
 
