@@ -53,24 +53,6 @@ FSDP = under("fsdp_",
         "only FSDP uses it; DeepSpeed ZeRO is used here"),
 )
 
-# Of `accelerate launch` alone, torchrun and deepspeed.
-LAUNCH = rows(
-    left("config_file", "its options are not known: give grpo convert that file, too"),
-    differs("multi_gpu", "parallelism.zeroStage@distributed_type", "zeroStage 0", convert=lambda value: "MULTI_GPU"),
-    differs("use_fsdp", "parallelism.zeroStage@distributed_type", "zeroStage 3", convert=lambda value: "FSDP"),
-    differs("use_deepspeed", "", "always DeepSpeed ZeRO"),
-    differs("cpu", "device.type@use_cpu", "device.type: cpu"),
-    left("dynamo_backend", "models are not compiled", "no"),
-    left("use_megatron_lm", "Megatron's parallelism is not supported: use zeroStage 3", False),
-    left("tpu", "TPUs are not supported", False),
-    differs("nproc_per_node num_gpus", "trainer.groups@per_node", "GPUs of a pod: trainer.groups[].gpus",
-        convert=_gpus),
-    differs("nnodes num_nodes", "trainer.groups@nodes", "pods: trainer.groups[].replicas"),
-    not_needed("module no_python quiet num_cpu_threads_per_process tee log_dir role rdzv_conf max_restarts "
-        "monitor_interval rdzv_endpoint rdzv_id standalone node_rank master_addr master_port hostfile include exclude",
-        _OPERATOR),
-)
-
 ACCELERATE = Table.of("accelerate", "1.15.0",
     differs("num_machines", "trainer.groups@nodes", "pods of the trainer's group: trainer.groups[].replicas"),
     differs("num_processes", "trainer.groups@processes", "ranks of all nodes: replicas x gpus"),
@@ -89,5 +71,21 @@ ACCELERATE = Table.of("accelerate", "1.15.0",
     left("tpu_name tpu_zone tpu_vm tpu_env", "TPUs are not supported", "[]"),
     under("deepspeed_config.", DEEPSPEED),
     under("fsdp_config.", FSDP),
-    DEEPSPEED, FSDP, LAUNCH,
+    DEEPSPEED,
+    FSDP,
+    # Of `accelerate launch` alone, torchrun and deepspeed.
+    left("config_file", "its options are not known: give grpo convert that file, too"),
+    differs("multi_gpu", "parallelism.zeroStage@distributed_type", "zeroStage 0", convert=lambda value: "MULTI_GPU"),
+    differs("use_fsdp", "parallelism.zeroStage@distributed_type", "zeroStage 3", convert=lambda value: "FSDP"),
+    differs("use_deepspeed", "", "always DeepSpeed ZeRO"),
+    differs("cpu", "device.type@use_cpu", "device.type: cpu"),
+    left("dynamo_backend", "models are not compiled", "no"),
+    left("use_megatron_lm", "Megatron's parallelism is not supported: use zeroStage 3", False),
+    left("tpu", "TPUs are not supported", False),
+    differs("nproc_per_node num_gpus", "trainer.groups@per_node", "GPUs of a pod: trainer.groups[].gpus",
+        convert=_gpus),
+    differs("nnodes num_nodes", "trainer.groups@nodes", "pods: trainer.groups[].replicas"),
+    not_needed("module no_python quiet num_cpu_threads_per_process tee log_dir role rdzv_conf max_restarts "
+        "monitor_interval rdzv_endpoint rdzv_id standalone node_rank master_addr master_port hostfile include exclude",
+        _OPERATOR),
 )

@@ -13,8 +13,7 @@ from grpo_cli.convert.accelerate import ACCELERATE
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.openrlhf import OPENRLHF
 from grpo_cli.convert.read import SERVER
-from grpo_cli.convert.rows import UNSET, Finding, Kind, Row, Table
-from grpo_cli.convert.source import Source
+from grpo_cli.convert.rows import UNSET, Kind, Row, Source, Table
 from grpo_cli.convert.swift import SWIFT
 from grpo_cli.convert.trl import TRL
 from grpo_cli.convert.verl import VERL
@@ -68,16 +67,14 @@ class _Applying:
     table: Table
 
     def option(self, name: str, value: Any) -> None:
-        row = find(self.table, name)
-        if row is not None:
+        if row := find(self.table, name):
             self._take(name, value, row)
-            return
-        if name in self.source.unknown:
+        elif name in self.source.unknown:
             self.tell(name, value, Kind.LEFT, note=f"it may be options: {self._why(name)}")
-            return
-        near = difflib.get_close_matches(name, self.table.rows, n=1, cutoff=0.6)
-        meant = f": did you mean {near[0]}?" if near else ""
-        self.tell(name, value, Kind.LEFT, note=f"not a known option of {self.table.format}{meant}")
+        else:
+            near = difflib.get_close_matches(name, self.table.rows, n=1, cutoff=0.6)
+            meant = f": did you mean {near[0]}?" if near else ""
+            self.tell(name, value, Kind.LEFT, note=f"not a known option of {self.table.format}{meant}")
 
     def variable(self, name: str, text: str) -> None:
         if row := self.table.rows.get(name):
@@ -130,5 +127,4 @@ class _Applying:
         shown = " ".join(str(value).split())
         if len(shown) > SHOWN_CHARS:
             shown = f"{shown[: SHOWN_CHARS - 3]}..."
-        finding = Finding(source=self.source.format, name=name, value=shown, kind=kind, to=to, note=note)
-        self.draft.findings.append(finding)
+        self.draft.find(kind, name, shown, note, to)

@@ -9,22 +9,16 @@ from enum import Enum
 from typing import Any
 
 from grpo_cli.convert.conversion import convert
+from grpo_cli.convert.rows import Source
 from grpo_cli.convert.settle import Given
-from grpo_cli.convert.source import Source
 
+Reward = str | Callable[..., Any]
+Rewards = Reward | Sequence[Reward]
 _DERIVED = "generation_batch_size"
 """TRL sets it for the processes that are here, and steps_per_generation says the same without them."""
 
 
-def job_of(
-    config: object,
-    model: str,
-    dataset: str,
-    rewards: str | Callable[..., Any] | Sequence[str | Callable[..., Any]],
-    name: str | None,
-    gpus: int | None,
-    rows: int | None,
-) -> str:
+def job_of(config: object, model: str, dataset: str, rewards: Rewards, name: str | None, **given: int | None) -> str:
     """Return the manifest, and warn of what it does not take over. Raises ValueError."""
     several = [rewards] if isinstance(rewards, str) or callable(rewards) else rewards
     if not several:
@@ -34,9 +28,9 @@ def job_of(
         "dataset_name": dataset,
         "reward_funcs": [_path(reward) for reward in several],
     }
-    conversion = convert([Source("GRPOConfig", "trl", options)], Given(nodes=1, gpus=gpus, rows=rows), name)
+    conversion = convert([Source("GRPOConfig", "trl", options)], Given(nodes=1, **given), name)
     for finding in conversion.left:
-        warnings.warn(f"{finding.name} = {finding.value} is not taken over: {finding.note}", stacklevel=4)
+        warnings.warn(f"{finding.name} = {finding.value} is not taken over: {finding.note}", stacklevel=3)
     return conversion.manifest
 
 
@@ -61,7 +55,7 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def _path(reward: str | Callable[..., Any]) -> str:
+def _path(reward: Reward) -> str:
     if isinstance(reward, str):
         return reward.replace(":", ".")
     module, name = getattr(reward, "__module__", None), getattr(reward, "__qualname__", "")

@@ -11,13 +11,11 @@ from typing import Any
 from grpo_cli.convert.apply import apply, apply_defaults
 from grpo_cli.convert.draft import Draft, files_to_yaml, to_yaml
 from grpo_cli.convert.python.trainer import FOLDER
-from grpo_cli.convert.rows import Finding, Kind
+from grpo_cli.convert.rows import Finding, Kind, Source
 from grpo_cli.convert.settle import Given, settle
-from grpo_cli.convert.source import Moved, Source
 from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
 
-_FIRST = ("accelerate",)  # read first, so that what the trainer is told has precedence
 _LARGEST = 1_000_000  # letters of a ConfigMap
 
 
@@ -37,27 +35,28 @@ class Conversion:
 
 def convert(sources: Sequence[Source], given: Given, name: str | None = None) -> Conversion:
     """Return the job that does what `sources` say. Raises ValueError naming the option or the field that is wrong."""
-    trained = {source.format for source in sources} - set(_FIRST)
+    trained = {source.format for source in sources} - {"accelerate"}
     if len(trained) > 1:
         found = ", ".join(sorted(trained))
         raise ValueError(f"give files of one trainer, and accelerate's; these are of {found}")
     draft = Draft()
-    sources = sorted(sources, key=lambda source: (source.format not in _FIRST, source.is_command))
+    # accelerate's are first, so that what the trainer is told has precedence.
+    sources = sorted(sources, key=lambda source: (source.format != "accelerate", source.is_command))
     files = {PurePath(source.file).name for source in sources}
     for source in sources:
         named = {option for option, value in source.options.items() if _is_of(value, files)}
         for option in sorted(named):
             draft.find(Kind.NOT_NEEDED, option, source.options[option], "that file is read, too", "")
-        if source.moved:
-            draft.facts |= {"rows": source.moved.rows} if source.moved.rows else {}
-            if source.moved.preprocess:
-                draft.set("dataset.preprocess", source.moved.preprocess, "the script's map")
+        if source.rows:
+            draft.facts["rows"] = source.rows
+        if source.preprocess:
+            draft.set("dataset.preprocess", source.preprocess, "the script's map")
         apply(replace(source, options={k: v for k, v in source.options.items() if k not in named}), draft)
     for format_ in dict.fromkeys(source.format for source in sources):
         apply_defaults([source for source in sources if source.format == format_], draft)
     settle(draft, given)
     name = name or _name(draft)
-    moved = next((source.moved for source in sources if source.moved and source.moved.files), None)
+    moved = next((source for source in sources if source.files), None)
     if moved:
         _mount(moved, draft, name)
     spec = draft.spec()
@@ -75,7 +74,7 @@ def _name(draft: Draft) -> str:
     return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40].strip("-") or "grpo"
 
 
-def _mount(moved: Moved, draft: Draft, name: str) -> None:
+def _mount(moved: Source, draft: Draft, name: str) -> None:
     """Give the pods what was taken of a script."""
     if (size := sum(map(len, moved.files.values()))) > _LARGEST:
         raise ValueError(f"the script's code and rows have {size} letters, and a ConfigMap holds 1 MiB: use an image")
@@ -87,7 +86,7 @@ def _mount(moved: Moved, draft: Draft, name: str) -> None:
         draft.find(Kind.DIFFERENT, "packages", ", ".join(moved.packages), note, "image")
 
 
-def _manifest(name: str, spec: dict[str, Any], draft: Draft, moved: Moved | None) -> str:
+def _manifest(name: str, spec: dict[str, Any], draft: Draft, moved: Source | None) -> str:
     left = [finding for finding in draft.findings if finding.kind is Kind.LEFT]
     head = ["# Written by `grpo convert`. See what it becomes: grpo render FILE"]
     if left:

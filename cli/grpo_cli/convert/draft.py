@@ -11,22 +11,10 @@ from grpo_cli.convert.fields import default
 from grpo_cli.convert.rows import Finding, Kind
 from grpo_cli.documents.yaml_values import Dumper, write_yaml
 
-_ORDER = [
-    "device",
-    "model",
-    "dataset",
-    "tools",
-    "environments",
-    "rewards",
-    "training",
-    "evaluation",
-    "lora",
-    "parallelism",
-    "generation",
-    "trainer",
-    "storage",
-    "podTemplate",
-]
+# fmt: off
+_ORDER = ("device", "model", "dataset", "tools", "environments", "rewards", "training", "evaluation", "lora",
+    "parallelism", "generation", "trainer", "storage", "podTemplate")
+# fmt: on
 
 
 @dataclass(slots=True)
@@ -54,7 +42,7 @@ class Draft:
 
     def find(self, kind: Kind, name: str, value: object, note: str, to: str) -> None:
         """Add a finding that is about more than one option, or about none."""
-        self.findings.append(Finding(source="together", name=name, value=str(value), kind=kind, to=to, note=note))
+        self.findings.append(Finding(name=name, value=str(value), kind=kind, to=to, note=note))
 
     def drop(self, section: str) -> None:
         """Leave out a section."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from grpo_cli.convert import values as v
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.sources import name_first, name_swift
 
-_SECTION, _DATASET = "evaluation", "evaluation.dataset"
+_DATASET = "evaluation.dataset"
 _ROWS = ("name", "config", "path", "split")
 _NOT_FOR_IT = ("dataloaderNumWorkers", "prefetchSteps")
 
@@ -16,52 +14,43 @@ _NOT_FOR_IT = ("dataloaderNumWorkers", "prefetchSteps")
 def settle_evaluation(draft: Draft, rows: int | None, per_push: int) -> None:
     """Write the section if the options ask for evaluations of a dataset that they name.
 
-    Args:
-        draft: the job, whose other sections are settled.
-        rows: number of rows of the training's dataset, if known.
-        per_push: optimizer steps of a generation, in which verl counts.
+    `rows` is the size of the training's dataset, if known; verl counts generations of `per_push` optimizer steps.
     """
     facts = draft.facts
     is_verl, is_swift = "verl_batch" in facts, "swift_dataset" in facts
+    strategy = facts.get("eval_strategy", "steps" if is_swift else "no")
+    is_asked = not (v.is_none(strategy) or v.equal(strategy, "no") or v.equal(strategy, False))
     if is_verl:
-        asked = "eval_dataset" in facts and facts.get("eval_steps", -1) > 0
-    elif is_swift:
-        asked = "eval_dataset" in facts and not _is_no(facts.get("eval_strategy", "steps"))
-    else:
-        asked = not _is_no(facts.get("eval_strategy", "no"))
-    if not asked:
+        is_asked = facts.get("eval_steps", -1) > 0
+    if not is_asked or ((is_verl or is_swift) and "eval_dataset" not in facts):
         return
     _dataset(draft, is_swift=is_swift)
-    if _rows_of(draft, _DATASET) == _rows_of(draft, "dataset"):
-        draft.drop(_SECTION)
+    if all(draft.value(f"{_DATASET}.{name}") == draft.value(f"dataset.{name}") for name in _ROWS):
+        draft.drop("evaluation")
         draft.left(_DATASET, "that of training", "name other rows: another split, name or path", _DATASET)
         return
     draft.set("evaluation.everySteps", _every(draft, rows, per_push if is_verl else 1))
     draft.set("evaluation.atStart", facts.get("eval_at_start", is_verl))
     count = facts.get("eval_generations", 1 if is_verl else draft.value("training.numGenerations"))
     draft.set("evaluation.numGenerations", count)
-    if is_verl:
-        _verl_temperature(draft, count)
+    if is_verl:  # it takes the likeliest tokens unless `do_sample` is true
+        temperature = facts.get("eval_temperature", 0.0) if facts.get("eval_samples") else 0.0
+        if temperature or count == 1:
+            draft.set("evaluation.temperature", temperature)
+        else:
+            note = f"all {count} completions of a problem would be equal: they have training's temperature"
+            draft.left("val_kwargs.temperature", temperature, note, "evaluation.temperature")
     _best(draft)
 
 
-def _is_no(strategy: Any) -> bool:
-    return v.is_none(strategy) or v.equal(strategy, "no") or v.equal(strategy, False)
-
-
-def _rows_of(draft: Draft, section: str) -> list[Any]:
-    return [draft.value(f"{section}.{name}") for name in _ROWS]
-
-
 def _dataset(draft: Draft, *, is_swift: bool) -> None:
-    facts = draft.facts
-    named = facts.get("eval_dataset")
+    named = draft.facts.get("eval_dataset")
     for path, value in list(draft.fields.items()):
         section, _, name = path.partition(".")
         if section == "dataset" and name not in _NOT_FOR_IT and not (named and name in _ROWS):
             draft.set(f"{_DATASET}.{name}", value)
     if not named:
-        draft.set(f"{_DATASET}.split", facts.get("eval_split", "test"))
+        draft.set(f"{_DATASET}.split", draft.facts.get("eval_split", "test"))
     elif is_swift:
         name_swift(draft, named, _DATASET)
     else:
@@ -79,16 +68,6 @@ def _every(draft: Draft, rows: int | None, unit: int) -> int:
         return int(steps)
     every = draft.facts.get("eval_steps", 10)  # transformers: logging_steps
     return max(1, v.in_steps(every, steps, unit))
-
-
-def _verl_temperature(draft: Draft, count: int) -> None:
-    """Verl takes the likeliest tokens unless `do_sample` is true."""
-    temperature = draft.facts.get("eval_temperature", 0.0) if draft.facts.get("eval_samples") else 0.0
-    if temperature or count == 1:
-        draft.set("evaluation.temperature", temperature)
-    else:
-        note = f"all {count} completions of a problem would be equal: they have training's temperature"
-        draft.left("val_kwargs.temperature", temperature, note, "evaluation.temperature")
 
 
 def _best(draft: Draft) -> None:

@@ -6,9 +6,11 @@ import types
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from grpo_cli.convert import values as v
+from grpo_operator.api.faults import section_of
 from grpo_operator.api.spec import GRPOJobSpec
 
 Convert = Callable[[Any], Any]
@@ -23,9 +25,9 @@ _SPELLINGS = {
     "dataset.overlongPrompts": {"truncate": "left"},
 }
 _FIELDS: dict[str, Convert] = {
-    "training.topK": v.top_k,
+    "training.topK": lambda value: max(0, v.integer(value)),  # the whole vocabulary is 0 here, -1 elsewhere
     "generation.gpuMemoryUtilization": v.share,
-    "lora.targetModules": v.target_modules,
+    "lora.targetModules": lambda value: [name.replace("all_linear", "all-linear") for name in v.texts(value)],
     "lora.r": v.integer,  # 0 where LoRA is off
 }
 _FACTS: dict[Convert, str] = {
@@ -63,7 +65,7 @@ def _by_type(path: str) -> Convert:
     found = _find(path)
     if found is None:
         return v.as_is
-    (kind,) = _choices(found.annotation)
+    kind = _kind(found.annotation)
     if get_origin(kind) is Literal and isinstance(get_args(kind)[0], str):
         spelled = _SPELLINGS.get(path, {})
         others = {word for words in spelled.values() for word in words.split()}
@@ -76,20 +78,17 @@ def _by_type(path: str) -> Convert:
 
 
 def _find(path: str) -> FieldInfo | None:
-    model, found = GRPOJobSpec, None
+    section: type[BaseModel] | None = GRPOJobSpec
+    found = None
     for part in path.split("."):
-        fields = getattr(model, "model_fields", {}).values()
+        fields = section.model_fields.values() if section else ()
         found = next((field for field in fields if field.alias == part), None)
-        if found is None:
-            return None
-        (model, *_) = _choices(found.annotation)
+        section = section_of(found.annotation) if found else None
     return found
 
 
-def _choices(annotation: Any) -> list[Any]:
-    """Types of a field besides None."""
-    if get_origin(annotation) is Annotated:
-        return _choices(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [kind for one in get_args(annotation) if one is not type(None) for kind in _choices(one)]
-    return [annotation]
+def _kind(annotation: Any) -> Any:
+    """The type of a field besides None."""
+    if get_origin(annotation) in (Annotated, Union, types.UnionType):
+        return _kind(next(one for one in get_args(annotation) if one is not types.NoneType))
+    return annotation

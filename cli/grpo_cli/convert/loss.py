@@ -6,7 +6,8 @@ from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.rows import Kind
 
 _SCALES = {"rloo": "none", "reinforce_plus_plus": "batch"}
-_TYPE, _LOW, _HIGH = "training.lossType", "training.epsilon", "training.epsilonHigh"
+_TYPE, _LOW, _HIGH, _DELTA = "training.lossType", "training.epsilon", "training.epsilonHigh", "training.delta"
+_CORRECTION = "training.importanceSamplingCorrection"
 
 
 def settle_loss(draft: Draft) -> None:
@@ -19,33 +20,27 @@ def settle_loss(draft: Draft) -> None:
         note = "the KL estimator is k3, its gradient corrected: low_var_kl+ would be the same"
         draft.left("kl_loss_type", kind, note, "training.beta")
     _kl_in_reward(draft)
-    for fact, path in (("clip_ratio", "training.epsilon"), ("clipping", "training.maxGradNorm")):
+    for fact, path in (("clip_ratio", _LOW), ("clipping", "training.maxGradNorm")):
         if fact in facts:
             draft.fields.setdefault(path, facts[fact])
-    match facts.get("verl_loss"):
-        case "gspo":
-            _gspo(draft)
-        case "cispo":
-            _cispo(draft)
-        case "sapo":
-            draft.set(_TYPE, "sapo", "sapo averages so, whatever loss_agg_mode says")
-            _drop_delta(draft, "sapo")
-        case "gmpo":
-            draft.set(_TYPE, "gmpo", "geo_mean averages so, whatever loss_agg_mode says")
-            _drop_delta(draft, "gmpo")
-    high = draft.fields.get("training.epsilonHigh") or draft.value("training.epsilon")
-    if (delta := draft.fields.get("training.delta")) and delta <= 1 + high:
-        draft.drop("training.delta")
+    if (loss := facts.get("verl_loss", "vanilla")) != "vanilla":
+        _verl(draft, loss)
+    high = draft.fields.get(_HIGH) or draft.value(_LOW)
+    if (delta := draft.fields.get(_DELTA)) and delta <= 1 + high:
+        draft.drop(_DELTA)
         note = f"must be more than 1 + epsilonHigh ({1 + high}), where ratios are clipped already"
-        draft.left("delta", delta, note, "training.delta")
+        draft.left("delta", delta, note, _DELTA)
     if "norm_by_std" in facts:
         draft.set("training.scaleRewards", "group" if facts["norm_by_std"] else "none")
     if scale := _SCALES.get(draft.value("training.advantageEstimator")):
         draft.fields.setdefault("training.scaleRewards", scale)
     if facts.get("correct_importance") is False:
-        draft.set("training.importanceSamplingCorrection", "none", "vllm_importance_sampling_correction is false")
-    if "verl_batch" in facts:
-        _correction(draft)
+        draft.set(_CORRECTION, "none", "vllm_importance_sampling_correction is false")
+    if "verl_batch" in facts:  # verl corrects nothing unless it is asked to; with bypass_mode the loss's own ratio does
+        level = facts.get("rollout_is", "none")
+        draft.set(_CORRECTION, "bypass" if facts.get("bypass") else level)
+        if level != "none":
+            draft.set("training.importanceSamplingClipMax", facts.get("rollout_is_threshold", 2.0))
 
 
 def _kl_in_reward(draft: Draft) -> None:
@@ -64,36 +59,23 @@ def _kl_in_reward(draft: Draft) -> None:
         draft.set("training.klInReward", True)
 
 
-def _correction(draft: Draft) -> None:
-    """Verl corrects nothing unless it is asked to; with bypass_mode the loss's own ratio does."""
-    level = draft.facts.get("rollout_is", "none")
-    draft.set("training.importanceSamplingCorrection", "bypass" if draft.facts.get("bypass") else level)
-    if level != "none":
-        draft.set("training.importanceSamplingClipMax", draft.facts.get("rollout_is_threshold", 2.0))
-
-
-def _gspo(draft: Draft) -> None:
-    draft.set("training.importanceSamplingLevel", "sequence")
-    draft.set(_TYPE, "grpo", "gspo averages so, whatever loss_agg_mode says")
-    _drop_delta(draft, "gspo")
-
-
-def _cispo(draft: Draft) -> None:
-    """Verl clips the ratio itself, to 1 - clip_ratio_low and 1 + clip_ratio_high; here it has an upper bound only."""
-    low = draft.value(_LOW)
-    draft.drop(_LOW)
-    high = draft.fields.get(_HIGH, draft.facts.get("clip_ratio", draft.value(_LOW)))
-    draft.set(_HIGH, 1 + high, "the largest ratio itself: 1 + clip_ratio_high")
-    if low < 1:
-        note = "cispo has no lower bound of the ratio; clip_ratio_low=1 would be the same"
-        draft.left("clip_ratio_low", low, note, _LOW)
-    if (averaged := draft.value(_TYPE)) != "dapo":
-        draft.left("loss_agg_mode", averaged, "cispo is averaged over all tokens, as token-mean", _TYPE)
-    draft.set(_TYPE, "cispo")
-    _drop_delta(draft, "cispo")
-
-
-def _drop_delta(draft: Draft, loss: str) -> None:
-    draft.drop("training.delta")
-    note = f"{loss} has no second bound: clip_ratio_c is not used"
-    draft.find(Kind.NOT_NEEDED, "delta", "", note, "training.delta")
+def _verl(draft: Draft, loss: str) -> None:
+    """A loss of verl besides vanilla. Its cispo clips the ratio to 1 - clip_ratio_low and 1 + clip_ratio_high."""
+    if loss == "cispo":
+        low = draft.value(_LOW)
+        draft.drop(_LOW)
+        high = draft.fields.get(_HIGH, draft.facts.get("clip_ratio", draft.value(_LOW)))
+        draft.set(_HIGH, 1 + high, "the largest ratio itself: 1 + clip_ratio_high")
+        if low < 1:
+            note = "cispo has no lower bound of the ratio; clip_ratio_low=1 would be the same"
+            draft.left("clip_ratio_low", low, note, _LOW)
+        if (averaged := draft.value(_TYPE)) != "dapo":
+            draft.left("loss_agg_mode", averaged, "cispo is averaged over all tokens, as token-mean", _TYPE)
+        draft.set(_TYPE, "cispo")
+    else:
+        if loss == "gspo":
+            draft.set("training.importanceSamplingLevel", "sequence")
+        written = "geo_mean" if loss == "gmpo" else loss
+        draft.set(_TYPE, "grpo" if loss == "gspo" else loss, f"{written} averages so, whatever loss_agg_mode says")
+    draft.drop(_DELTA)
+    draft.find(Kind.NOT_NEEDED, "delta", "", f"{loss} has no second bound: clip_ratio_c is not used", _DELTA)

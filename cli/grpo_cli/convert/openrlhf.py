@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_cli.convert import values as v
 from grpo_cli.convert.draft import Draft
-from grpo_cli.convert.rows import Table, differs, left, not_needed, same, under
+from grpo_cli.convert.rows import Table, differs, left, not_needed, of_vllm, same, under
 from grpo_cli.convert.trl import EPOCHS
 
 ESTIMATOR = "algo.advantage.estimator"
@@ -131,9 +131,7 @@ OPENRLHF = Table.of("openrlhf", "0.11.0",
         differs("num_engines", "generation.server.groups@server_copies", "engines, each of tensor_parallel_size GPUs"),
         same("tensor_parallel_size", "generation.tensorParallel"),
         same("gpu_memory_utilization", "generation.gpuMemoryUtilization"),
-        differs("enforce_eager", "generation.engineArgs.enforce_eager", "an argument of vLLM", convert=v.boolean),
-        differs("enable_prefix_caching", "generation.engineArgs.enable_prefix_caching", "an argument of vLLM",
-            convert=v.boolean),
+        of_vllm("enforce_eager enable_prefix_caching", v.boolean),
         differs("enable_sleep", "generation.colocate.sleepLevel@sleep", "sleepLevel 2"),
         not_needed("sync_backend sync_with_ray", _INSIDE),
     ),

@@ -13,9 +13,9 @@ import yaml
 from grpo_cli.convert.accelerate import ACCELERATE
 from grpo_cli.convert.openrlhf import ESTIMATOR
 from grpo_cli.convert.python.trainer import read_trainer
+from grpo_cli.convert.rows import Source
 from grpo_cli.convert.shell.script import Command, Script
 from grpo_cli.convert.shell.state import is_mark
-from grpo_cli.convert.source import Source
 from grpo_cli.convert.trl import TRL
 
 _SCRIPTS = {".sh", ".bash", ".txt", ""}
@@ -25,17 +25,9 @@ SERVER = "rollout."
 _VERL = "verl.trainer.main_ppo"
 _OPENRLHF = "openrlhf.cli.train_ppo_ray"
 _LAUNCHERS = {"python", "python3", "torchrun", "accelerate", "deepspeed"}
-_LAUNCHER_FLAGS = {
-    "multi_gpu",
-    "use_deepspeed",
-    "use_fsdp",
-    "cpu",
-    "quiet",
-    "debug",
-    "module",
-    "same_network",
-    "standalone",
-}
+_BARE = (
+    r"--(multi[-_]gpu|use[-_](deepspeed|fsdp)|cpu|quiet|debug|module|same[-_]network|standalone)"  # no value follows
+)
 _LAUNCHER_MODULES = {"launch", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
 
@@ -45,24 +37,34 @@ def read(file: str, text: str, format_: str | None = None, variables: Mapping[st
     `variables` fill those that a script does not set. Raises ValueError saying what is wrong with the file, and what
     was found instead of options.
     """
-    if PurePath(file).suffix == ".py":
-        return [read_trainer(file, text, variables or {})]
-    if PurePath(file).suffix == ".toml":
-        why = "its tasks are environments of a hub of its own: name a dataset, or tools and environments, in a job"
-        raise ValueError(f"{file}: TOML, as prime-rl writes it, is not read: {why} (docs/agents.md)")
-    if text.startswith("#!") or (PurePath(file).suffix in _SCRIPTS and not _is_mapping(text)):
-        return _script(file, text, format_, variables or {})
     try:
-        found = json.loads(text) if PurePath(file).suffix == ".json" else yaml.safe_load(text)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+        return _read(file, text, format_, variables or {})
     except yaml.YAMLError as error:
         raise ValueError(f"{file}: this is not YAML: {str(error).splitlines()[0]}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _read(file: str, text: str, format_: str | None, variables: Mapping[str, str]) -> list[Source]:
+    suffix = PurePath(file).suffix
+    if suffix == ".py":
+        return [read_trainer(file, text, variables)]
+    if suffix == ".toml":
+        why = "its tasks are environments of a hub of its own: name a dataset, or tools and environments, in a job"
+        raise ValueError(f"TOML, as prime-rl writes it, is not read: {why} (docs/agents.md)")
+    if text.startswith("#!") or (suffix in _SCRIPTS and not _is_mapping(text)):
+        return _script(file, text, format_, variables)
+    found = json.loads(text) if suffix == ".json" else yaml.safe_load(text)
     if not isinstance(found, dict):
-        raise ValueError(f"{file}: write options as `name: value`; found {type(found).__name__}")
+        raise ValueError(f"write options as `name: value`; found {type(found).__name__}")
+    found = {str(name): value for name, value in found.items()}  # `on` is True in YAML
     if "zero_optimization" in found:  # DeepSpeed's own file, which accelerate's and TRL's name
         return [Source(file, "accelerate", {"deepspeed_config_file": found})]
-    format_ = "accelerate" if not _ACCELERATE_KEYS.isdisjoint(found) else format_ or _guess(found)
+    if not _ACCELERATE_KEYS.isdisjoint(found):
+        format_ = "accelerate"
+    elif not format_:
+        is_verl = not {"actor_rollout_ref", "algorithm"}.isdisjoint(found)
+        format_ = "ms-swift" if "rlhf_type" in found else "verl" if is_verl else "trl"
     if format_ in ("accelerate", "verl"):
         sections = {"deepspeed_config", "fsdp_config"} if format_ == "accelerate" else None
         options = dict(_flat(found, sections))
@@ -95,12 +97,6 @@ def _is_mapping(text: str) -> bool:
         return False
 
 
-def _guess(found: dict[str, Any]) -> str:
-    if "rlhf_type" in found:
-        return "ms-swift"
-    return "verl" if {"actor_rollout_ref", "algorithm"} & found.keys() else "trl"
-
-
 def _flat(found: dict[str, Any], sections: set[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Options by dotted path; only the top-level mappings in `sections` are sections, or all where that is None."""
     for name, value in found.items():
@@ -111,10 +107,7 @@ def _flat(found: dict[str, Any], sections: set[str] | None, prefix: str = "") ->
 
 
 def _script(file: str, text: str, format_: str | None, variables: Mapping[str, str]) -> list[Source]:
-    try:
-        script = Script(text, variables)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+    script = Script(text, variables)
     found = [(command, sources) for command in script.commands if (sources := _command(file, command, format_, script))]
     trained = [(command, sources) for command, sources in found if not _serves(sources[-1])]
     lines = sorted({command.line for command, _ in trained})
@@ -122,12 +115,12 @@ def _script(file: str, text: str, format_: str | None, variables: Mapping[str, s
         wanted = f"trl grpo, swift rlhf --rlhf_type grpo, or python3 -m {_VERL} or {_OPENRLHF}"
         ended = f"; line {script.ended} ends the script" if script.ended else ""
         asked = "".join(f"; {name} is not set: --set {name}=value" for name in sorted(script.asked)) if ended else ""
-        raise ValueError(f"{file}: one command of {wanted} is needed, found none{ended}{asked}")
+        raise ValueError(f"one command of {wanted} is needed, found none{ended}{asked}")
     if any(_said(sources) != _said(trained[0][1]) for _, sources in trained):
         where = f"lines {', '.join(map(str, lines))}" if len(lines) > 1 else f"line {lines[0]}, several times"
         unknown = sorted({command.condition for command, _ in trained if command.condition})
         why = f" (only a run decides line {', '.join(map(str, unknown))})" if unknown else ""
-        raise ValueError(f"{file}: several commands train: {where}{why}. A job is one of them: delete the others")
+        raise ValueError(f"several commands train: {where}{why}. A job is one of them: delete the others")
     return [source for _, sources in found if _serves(sources[-1]) for source in sources] + trained[0][1]
 
 
@@ -176,8 +169,8 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     begin = next((number for number, word in enumerate(words) if PurePath(word).name in _LAUNCHERS), len(words))
     for number in range(begin + 1, len(words)):
         word, before = words[number], words[number - 1]
-        is_flag = "=" in before or before[2:].replace("-", "_") in _LAUNCHER_FLAGS
-        is_value = before.startswith("--") and not is_flag and not word.endswith(".py")
+        is_bare = re.fullmatch(f"{_BARE}|.*=.*", before, re.DOTALL)
+        is_value = before.startswith("--") and not is_bare and not word.endswith(".py")
         if not (word.startswith("-") or is_value or word in _LAUNCHER_MODULES):
             return [word for word in words[:number] if word != "-m"], words[number:]
     return ([], words) if begin == len(words) else (words[: begin + 1], words[begin + 1 :])
@@ -191,12 +184,6 @@ def _source(file: str, format_: str, options: dict[str, Any], command: Command |
         texts = [name, *(value if isinstance(value, list) else [value])]
         if marks := script.marks_in([text for text in texts if isinstance(text, str)]):
             unknown[script.shown(name)] = f"line {marks[0].line}: {marks[0].why}"
-
-    def shown(value: Any) -> Any:
-        if isinstance(value, list):
-            return [shown(item) for item in value]
-        return script.shown(value) if isinstance(value, str) else value
-
     remarks = [
         (f"source {name}", f"line {line}: its variables are not known: give with --set what the script needs of it")
         for line, name in script.sourced
@@ -204,11 +191,11 @@ def _source(file: str, format_: str, options: dict[str, Any], command: Command |
     return Source(
         file,
         format_,
-        {script.shown(name): shown(value) for name, value in options.items()},
+        {script.shown(name): script.shown(value) for name, value in options.items()},
         {name: script.shown(value) for name, value in environment.items()},
         unknown,
-        tuple(remarks) if command else (),
-        frozenset(script.used),
+        remarks if command else [],
+        script.used,
         is_command=True,
     )
 

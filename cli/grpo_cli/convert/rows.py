@@ -1,8 +1,8 @@
-"""A format's table with one row per option, and what became of an option that was set. Pure."""
+"""What was read of a file, a format's table with one row per option, and what became of an option. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -51,12 +51,29 @@ Rows = list[Row]
 class Finding:
     """An option of the user's, and its place in the job."""
 
-    source: str  # the format
     name: str  # as the user wrote it
     value: str
     kind: Kind
     to: str = ""
     note: str = ""
+
+
+@dataclass(slots=True)
+class Source:
+    """The options of one file, and what a job takes of a script in Python besides."""
+
+    file: str
+    format: str
+    options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)  # why an option or variable has no value, by name
+    remarks: list[tuple[str, str]] = field(default_factory=list)  # what else a script does, and what follows
+    used: set[str] = field(default_factory=set)  # variables of --set that the script uses
+    is_command: bool = False  # what a command says has precedence over what its files say
+    files: dict[str, str] = field(default_factory=dict)  # by name; one is a module
+    packages: tuple[str, ...] = ()  # that the module imports
+    preprocess: str = ""  # module:function, empty if rows are as they are
+    rows: int = 0  # of the dataset, 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +110,13 @@ def differs(options: str, to: str, note: str, *, default: Any = UNSET, convert: 
     return _rows(options, default, kind=Kind.DIFFERENT, convert=convert, note=note, field=path, fact=fact)
 
 
+def of_vllm(options: str, convert: Convert, prefix: str = "") -> Rows:
+    """Options that are arguments of vLLM with their names, which `prefix` begins."""
+    arguments = [(option, option.removeprefix(prefix)) for option in options.split()]
+    note = "an argument of vLLM"
+    return rows(*(differs(one, f"generation.engineArgs.{name}", note, convert=convert) for one, name in arguments))
+
+
 def not_needed(options: str, note: str) -> Rows:
     """Options that a job does not need."""
     return _rows(options, kind=Kind.NOT_NEEDED, note=note)
@@ -108,9 +132,9 @@ def rows(*parts: Rows) -> Rows:
     return [row for part in parts for row in part]
 
 
-def under(section: str, *parts: Rows) -> Rows:
-    """Join parts of a table whose options are in a section: `section` begins their names."""
-    return [replace(row, name=f"{section}{row.name}") for row in rows(*parts)]
+def under(sections: str, *parts: Rows) -> Rows:
+    """Join parts of a table whose options are in a section, or in each of several: that begins their names."""
+    return [replace(row, name=f"{section}{row.name}") for section in sections.split() for row in rows(*parts)]
 
 
 def _rows(options: str, default: Any = UNSET, **fields: Any) -> Rows:

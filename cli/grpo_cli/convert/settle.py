@@ -6,15 +6,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from grpo_cli.convert.batch import settle_batch
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.evaluation import settle_evaluation
 from grpo_cli.convert.loss import settle_loss
 from grpo_cli.convert.openrlhf import settle_openrlhf
-from grpo_cli.convert.rows import Finding, Kind
-from grpo_cli.convert.schedule import settle_schedule
+from grpo_cli.convert.rows import Kind
 from grpo_cli.convert.sources import dataset, model, rewards
-from grpo_cli.convert.values import in_steps
+from grpo_cli.convert.steps import settle_batch, settle_steps
 from grpo_spec.tracking import Tracker
 
 
@@ -38,15 +36,19 @@ def settle(draft: Draft, given: Given) -> None:
     ranks = _world(draft, given)
     _topology(draft)
     per_push = settle_batch(draft, ranks)
-    _steps(draft, given, per_push)
+    settle_steps(draft, given.rows, per_push)
     settle_loss(draft)
-    _length(draft)
+    if (prompt := draft.facts.get("prompt")) and "generation.maxModelLen" not in draft.fields:
+        completion = draft.value("training.maxCompletionLength")
+        why = f"prompts of {prompt} tokens and completions of {completion}"
+        draft.set("generation.maxModelLen", prompt + completion, why)
     _tool_turns(draft)
     settle_evaluation(draft, given.rows, per_push)
     _trackers(draft)
 
 
 def _precision(draft: Draft) -> None:
+    """Set the device, the type of the weights, and the ZeRO stage and offloading."""
     facts = draft.facts
     if facts.get("use_cpu"):
         draft.set("device.type", "cpu")
@@ -58,24 +60,18 @@ def _precision(draft: Draft) -> None:
         dtype = "bfloat16"
     if dtype:
         draft.set("model.dtype", dtype)
-    stage, offload = _sharding(draft)
+    zero = facts.get("deepspeed") or facts.get("fsdp") or {}
+    by_kind = {"MULTI_GPU": 0, "NO": 0, "FSDP": 3}.get(str(facts.get("distributed_type")))
+    by_tool = 3 if "verl_mini_batch" in facts else 0 if "swift_dataset" in facts else None
+    offload = facts.get("offload") or zero.get("offload")
+    stages = [one for one in (facts.get("zero_stage"), zero.get("stage"), by_kind, by_tool) if one is not None]
+    stage = stages[0] if stages else None
     if offload or dtype == "float16":
         stage = stage or 2
     if stage is not None:
         draft.set("parallelism.zeroStage", stage)
     if offload:
         draft.set("parallelism.offloadOptimizer", "cpu")
-
-
-def _sharding(draft: Draft) -> tuple[int | None, bool]:
-    """The ZeRO stage, None when nothing decides it, and whether the optimizer is offloaded."""
-    facts = draft.facts
-    zero = facts.get("deepspeed") or facts.get("fsdp") or {}
-    by_kind = {"MULTI_GPU": 0, "NO": 0, "FSDP": 3}.get(str(facts.get("distributed_type")))
-    by_tool = 3 if "verl_mini_batch" in facts else 0 if "swift_dataset" in facts else None
-    stages = (facts.get("zero_stage"), zero.get("stage"), by_kind, by_tool)
-    stage = next((stage for stage in stages if stage is not None), None)
-    return stage, bool(facts.get("offload") or zero.get("offload"))
 
 
 def _lora(draft: Draft) -> None:
@@ -90,18 +86,13 @@ def _lora(draft: Draft) -> None:
             draft.set("parallelism.zeroStage", 2, "weights in 4 bits are not partitioned")
     else:
         draft.drop("lora")
-        draft.findings = [_without_lora(each) for each in draft.findings if not _is_default_of_lora(each)]
+        draft.findings = [
+            replace(one, kind=Kind.NOT_NEEDED, to="", note="LoRA is off") if one.to.startswith("lora.") else one
+            for one in draft.findings
+            if not (one.to.startswith("lora.") and one.note.startswith("not set"))
+        ]
     if "swift_dataset" in facts and "training.learningRate" not in draft.fields:
         draft.set("training.learningRate", 1e-4 if facts.get("use_lora") else 1e-5, "ms-swift's default")
-
-
-def _is_default_of_lora(finding: Finding) -> bool:
-    return finding.to.startswith("lora.") and finding.note.startswith("not set")
-
-
-def _without_lora(finding: Finding) -> Finding:
-    is_of_lora = finding.to.startswith("lora.")
-    return replace(finding, kind=Kind.NOT_NEEDED, to="", note="LoRA is off") if is_of_lora else finding
 
 
 def _world(draft: Draft, given: Given) -> int:
@@ -124,9 +115,8 @@ def _world(draft: Draft, given: Given) -> int:
     draft.set("trainer.groups", [{"name": "trainer", "replicas": nodes, "gpus": ranks + of_engine}])
     if nodes * ranks % sequence:
         fits = math.gcd(nodes * ranks, sequence)
-        draft.left(
-            "sequence", sequence, f"{nodes * ranks} ranks cannot share: {fits} is written", "parallelism.sequence"
-        )
+        note = f"{nodes * ranks} ranks cannot share: {fits} is written"
+        draft.left("sequence", sequence, note, "parallelism.sequence")
         draft.set("parallelism.sequence", fits)
     return int(nodes * ranks)
 
@@ -158,53 +148,13 @@ def _topology(draft: Draft) -> None:
         draft.find(Kind.NOT_NEEDED, "offload_optimizer", True, note, "parallelism.offloadOptimizer")
 
 
-def _steps(draft: Draft, given: Given, per_push: int) -> None:
-    facts, rows = draft.facts, given.rows or draft.facts.get("rows")
-    prompts = draft.fields.get("training.promptsPerStep")
-    steps, why = draft.value("training.maxSteps"), "not known: epochs x rows x numIterations / promptsPerStep"
-    # verl counts generations, others optimizer steps.
-    unit = per_push if "verl_batch" in facts else 1
-    if facts.get("max_steps", -1) > 0:
-        steps, why = facts["max_steps"], ""
-    elif "verl_steps" in facts:
-        steps, why = facts["verl_steps"] * unit or steps, f"{facts['verl_steps']} x {unit} optimizer steps"
-    elif "epochs" in facts and rows and prompts:
-        times = draft.value("training.numIterations")
-        steps = max(1, math.floor(facts["epochs"] * rows * times / prompts))
-        why = f"{facts['epochs']:g} epochs of {rows} rows{f' x {times}' if times > 1 else ''} / {prompts} prompts"
-    elif "epochs" in facts:
-        note = f"no file says how many rows the dataset has: {steps} steps are written; give --rows or set maxSteps"
-        draft.left("epochs", f"{facts['epochs']:g}", note, "training.maxSteps")
-    draft.set("training.maxSteps", steps, why)
-    warmup = facts.get("warmup", 0) * unit
-    if warmup < 1:
-        warmup = (warmup if warmup > 0 else facts.get("warmup_ratio", 0)) * steps
-    settle_schedule(draft, round(warmup))
-    if (every := facts.get("save_steps")) is not None:
-        every = in_steps(every, steps, unit)
-        draft.set("storage.checkpointEverySteps", every if every > 0 else steps)
-    match facts.get("save_strategy"):
-        case "no":
-            draft.set("storage.checkpointEverySteps", steps, "only at the end")
-        case "epoch" if "epochs" in facts:
-            draft.set("storage.checkpointEverySteps", max(1, round(steps / facts["epochs"])), "an epoch")
-
-
-def _length(draft: Draft) -> None:
-    if (prompt := draft.facts.get("prompt")) and "generation.maxModelLen" not in draft.fields:
-        completion = draft.value("training.maxCompletionLength")
-        why = f"prompts of {prompt} tokens and completions of {completion}"
-        draft.set("generation.maxModelLen", prompt + completion, why)
-
-
 def _tool_turns(draft: Draft) -> None:
-    if (turns := draft.facts.get("tool_turns")) is None:
-        return
-    if draft.fields.keys() & {"tools", "environments"}:
-        draft.set("training.maxToolCallingIterations", turns)
-    else:
-        note = "no file names tools: name them in tools or environments, and set training.maxToolCallingIterations"
-        draft.left("max_tool_calling_iterations", turns, note, "training.maxToolCallingIterations")
+    field = "training.maxToolCallingIterations"
+    if "tool_turns" in draft.facts and draft.fields.keys() & {"tools", "environments"}:
+        draft.set(field, draft.facts["tool_turns"])
+    elif "tool_turns" in draft.facts:
+        note = f"no file names tools: name them in tools or environments, and set {field}"
+        draft.left("max_tool_calling_iterations", draft.facts["tool_turns"], note, field)
 
 
 def _trackers(draft: Draft) -> None:

@@ -40,7 +40,7 @@ def model(draft: Draft) -> None:
     elif is_path(name):
         draft.drop("model.name")
         draft.drop("model.revision")
-        _path(draft, "model", name)
+        _name(draft, "model", name)
 
 
 def dataset(draft: Draft) -> None:
@@ -55,7 +55,7 @@ def dataset(draft: Draft) -> None:
         draft.set("dataset.preprocess", "verl_rows:prepare", why)
         draft.left("columns", "of verl", "write verl_rows.prepare as docs/convert.md shows it", "dataset.preprocess")
     elif "dataset" in facts:
-        _name(draft, str(facts["dataset"]))
+        _name(draft, "dataset", str(facts["dataset"]))
         if configs := facts.get("dataset_configs"):
             draft.set("dataset.config", configs[0])
     elif "dataset.path" not in draft.fields:
@@ -88,22 +88,17 @@ def name_first(draft: Draft, names: list[str], section: str, name: str | None = 
     if len(names) > 1:
         note = f"a job has one dataset and the first is taken: write all to a file and name it in {section}.path"
         draft.left("datasets", ", ".join(names), note, section)
-    _name(draft, name or names[0], section)
+    _name(draft, section, name or names[0])
 
 
-def _name(draft: Draft, name: str, section: str = "dataset") -> None:
-    if is_path(name):
-        _path(draft, section, name)
-    else:
-        draft.set(f"{section}.name", name)
-
-
-def _path(draft: Draft, section: str, path: str) -> None:
-    draft.set(f"{section}.path", path)
-    if path.startswith("/"):
-        draft.find(Kind.DIFFERENT, section, path, _ON_A_VOLUME, f"{section}.path")
-    else:
-        draft.left(section, path, f"a path of another machine: it {_ON_A_VOLUME}", f"{section}.path")
+def _name(draft: Draft, section: str, name: str) -> None:
+    """Set the section's `name`, or `path` for what looks like a path."""
+    path = f"{section}.path"
+    draft.set(path if is_path(name) else f"{section}.name", name)
+    if name.startswith("/"):
+        draft.find(Kind.DIFFERENT, section, name, _ON_A_VOLUME, path)
+    elif is_path(name):
+        draft.left(section, name, f"a path of another machine: it {_ON_A_VOLUME}", path)
 
 
 def rewards(draft: Draft) -> None:
@@ -117,9 +112,8 @@ def rewards(draft: Draft) -> None:
         note = "called as f(prompts, completions, **columns), not as compute_score: docs/convert.md has a wrapper"
         draft.left("custom_reward_function", function, note, "rewards")
     elif names:
-        draft.set(
-            "rewards", [_reward(draft, name) | weight for name, weight in zip(names, _weights(draft), strict=True)]
-        )
+        weights = _weights(draft, len(names))
+        draft.set("rewards", [_reward(draft, name) | weight for name, weight in zip(names, weights, strict=True)])
     else:
         draft.set("rewards", [_ACCURACY], _FILL_IN)
         verl = "verl scores by data_source, here math-verify checks the answer: or choose another (docs/rewards.md)"
@@ -129,9 +123,8 @@ def rewards(draft: Draft) -> None:
         draft.fields["rewards"].append(_soft_overlong(draft) | weight)
 
 
-def _weights(draft: Draft) -> list[dict[str, float]]:
-    """The field `weight` of each reward, left out where it is 1."""
-    count = len(draft.facts["rewards"])
+def _weights(draft: Draft, count: int) -> list[dict[str, float]]:
+    """The field `weight` of each of `count` rewards, left out where it is 1."""
     weights = [v.number(weight) for weight in draft.facts.get("reward_weights") or [1] * count]
     if len(weights) != count:
         draft.left("reward_weights", weights, f"{count} rewards need {count} weights: all are 1", "rewards")
@@ -146,9 +139,8 @@ def _reward(draft: Draft, name: str) -> dict[str, Any]:
         return _soft_overlong(draft)
     short = v.slug(name)
     if re.fullmatch(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*", name):
-        draft.find(
-            Kind.DIFFERENT, "reward", name, "a module on PYTHONPATH: in the image, or in the ConfigMap", "rewards"
-        )
+        note = "a module on PYTHONPATH: in the image, or in the ConfigMap"
+        draft.find(Kind.DIFFERENT, "reward", name, note, "rewards")
         return {"name": short, "function": v.function(name)}
     function = f"my_rewards:{_identifier(name)}"
     near = f", or use factory: trl.rewards:{_OF_TRL[name]}" if name in _OF_TRL else ""

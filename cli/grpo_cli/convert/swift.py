@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from grpo_cli.convert import trl
 from grpo_cli.convert import values as v
-from grpo_cli.convert.rows import UNSET, Table, differs, fields, left, not_needed, rows, same, under
+from grpo_cli.convert.rows import UNSET, Table, differs, fields, left, not_needed, of_vllm, rows, same, under
 
 _TURNS = "code is not translated: name functions in tools, or a class in environments"
 _REWARD = "write the reward as a function (docs/rewards.md)"
@@ -101,14 +101,12 @@ OWN = rows(
     not_needed("vllm_server_group_port", trl.ADDRESS),
     left("num_infer_workers", "use generation.nodeLocal.enginesPerNode"),
     differs("use_lmdeploy infer_backend", "", "vLLM samples"),
-    differs("vllm_enforce_eager", "generation.engineArgs.enforce_eager", "an argument of vLLM", convert=v.boolean),
-    differs("vllm_max_num_seqs", "generation.engineArgs.max_num_seqs", "an argument of vLLM", convert=v.integer),
-    differs("vllm_enable_prefix_caching", "generation.engineArgs.enable_prefix_caching", "an argument of vLLM",
-        convert=v.boolean),
+    of_vllm("vllm_enforce_eager", v.boolean, "vllm_"),
+    of_vllm("vllm_max_num_seqs", v.integer, "vllm_"),
+    of_vllm("vllm_enable_prefix_caching", v.boolean, "vllm_"),
     not_needed("vllm_enable_lora vllm_max_lora_rank",
         "lora.push: adapters sends engines only the adapters (docs/lora.md)"),
-    differs("vllm_limit_mm_per_prompt", "generation.engineArgs.limit_mm_per_prompt", "an argument of vLLM",
-        convert=v.mapping),
+    of_vllm("vllm_limit_mm_per_prompt", v.mapping, "vllm_"),
     left("vllm_pipeline_parallel_size", "set podsPerEngine of a group of generation.server", 1),
     differs("freeze_vit", "model.freezeVisionTower", "with the aligner"),
     left("freeze_aligner freeze_llm", "model.freezeVisionTower alone freezes a part of a model", True, False),
@@ -118,16 +116,25 @@ OWN = rows(
         "ignore_args_error check_model", _INSIDE),
 )
 
-ROLLOUT = rows(
+
+_OWN_NAMES = {row.name for row in OWN}
+_OWN_DEFAULTS = {(row.field, row.fact) for row in OWN if row.default is not UNSET}
+_INHERITED = [
+    replace(row, default=UNSET) if (row.field, row.fact) in _OWN_DEFAULTS else row
+    for row in rows(trl.SHARED, trl.DATA)
+    if row.name not in _OWN_NAMES and not row.name.startswith("dataset_")
+]
+
+SWIFT = Table.of("ms-swift", "4.5.2",
+    OWN,
+    # Of `swift rollout`
     trl.SERVER,
     under("rollout.",
         not_needed("infer_backend use_hf", trl.ADDRESS),
         left("multi_turn_scheduler max_turns external_plugins use_gym_env", _TURNS, False),
         not_needed("vllm_use_async_engine use_async_engine vllm_enable_lora vllm_max_lora_rank", _INSIDE),
     ),
-)
-
-ENVIRONMENT = rows(
+    # Environment
     differs("NPROC_PER_NODE nproc_per_node", "trainer.groups@per_node", "GPUs of a pod: trainer.groups[].gpus"),
     differs("NNODES nnodes", "trainer.groups@nodes", "pods: trainer.groups[].replicas"),
     not_needed("CUDA_VISIBLE_DEVICES NODE_RANK node_rank master_addr master_port MASTER_ADDR MASTER_PORT RANK "
@@ -136,16 +143,5 @@ ENVIRONMENT = rows(
     differs("MAX_PIXELS", "dataset.maxPixels",
         "images are made smaller in their proportions; the model's processor rounds sides to its patches"),
     left("VIDEO_MAX_PIXELS FPS_MAX_FRAMES", "no videos: make images of their frames"),
+    _INHERITED,
 )
-# fmt: on
-
-_OWN_NAMES = {row.name for row in OWN}
-_OWN_DEFAULTS = {(row.field, row.fact) for row in OWN if row.default is not UNSET}
-_SHARED = rows(trl.BATCH, trl.OPTIMIZER, trl.LOSS, trl.GENERATION, trl.SAVING, trl.DATA)
-_INHERITED = [
-    replace(row, default=UNSET) if (row.field, row.fact) in _OWN_DEFAULTS else row
-    for row in _SHARED
-    if row.name not in _OWN_NAMES and not row.name.startswith("dataset_")
-]
-
-SWIFT = Table.of("ms-swift", "4.5.2", OWN, ROLLOUT, ENVIRONMENT, _INHERITED)

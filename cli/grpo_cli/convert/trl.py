@@ -21,31 +21,6 @@ PENALISED = "the log-probabilities that are trained on are under it, too"
 _TOGETHER = "training.stepsPerGeneration, in optimizer steps: micro-batches / gradient_accumulation_steps"
 
 # fmt: off
-MODEL = rows(
-    same("model_name_or_path", "model.name"),
-    same("model_revision revision", "model.revision"),
-    differs("dtype torch_dtype", "model.dtype@dtype",
-        "type of the weights; parallelism.optimizerDtype: master weights"),
-    differs("attn_implementation", "model.attention", "varlen is PyTorch's kernel for packed sequences"),
-    differs("model_init_kwargs", "", "its keys are read as options"),
-    left("trust_remote_code", "code of model repositories is not run: use a model of transformers", False),
-    differs("use_peft", "lora@use_lora", "true writes the section lora"),
-    same("lora_r", "lora.r"),
-    same("lora_alpha", "lora.alpha"),
-    same("lora_dropout", "lora.dropout", default=0.05),
-    differs("lora_target_modules", "lora.targetModules",
-        "all-linear unless named; peft would choose by the model's type"),
-    same("lora_modules_to_save", "lora.modulesToSave"),
-    left("lora_target_parameters", "adapters belong to modules: name linear layers in lora.targetModules", "[]"),
-    not_needed("lora_task_type", "a job trains language models"),
-    left("use_rslora", "adapters are scaled by alpha / r: multiply lora.alpha by sqrt(r)", False),
-    left("use_dora", "DoRA is not supported: plain LoRA is trained", False),
-    left("load_in_8bit", "weights are quantized to 4 bits only: use lora.loadIn4Bit", False),
-    fields("lora", "load_in_4bit"),
-    left("bnb_4bit_quant_type", FOUR_BIT, "nf4"),
-    not_needed("use_bnb_nested_quant bnb_4bit_quant_storage", FOUR_BIT),
-)
-
 DATA = rows(
     differs("dataset_name", "dataset@dataset", "a path becomes dataset.path, which must exist in the container"),
     same("dataset_config", "dataset.config"),
@@ -64,7 +39,9 @@ DATA = rows(
         "processes that prepare prompts ahead of their step; 0: none"),
 )
 
-BATCH = rows(
+# Of ms-swift, too.
+SHARED = rows(
+    # Batch
     fields("training", "num_generations"),
     differs("per_device_train_batch_size", "training.promptsPerStep@per_device", BATCH_SIZE, default=8),
     differs("gradient_accumulation_steps", "training.promptsPerStep@accumulation", BATCH_SIZE),
@@ -78,9 +55,7 @@ BATCH = rows(
     not_needed("average_tokens_across_devices", "always so"),
     not_needed("pad_to_multiple_of dataloader_drop_last train_sampling_strategy length_column_name group_by_length",
         _PACKED),
-)
-
-OPTIMIZER = rows(
+    # Optimizer
     fields("training", "learning_rate lr_scheduler_type"),
     differs("lr_scheduler_kwargs", "training.lrSchedulerKwargs@schedule_arguments", "those that the schedule takes"),
     differs("warmup_steps", "training.warmupSteps@warmup", "below 1 it is a share of maxSteps"),
@@ -118,9 +93,7 @@ OPTIMIZER = rows(
     left("disable_dropout", "the model's configuration sets dropout", False),
     left("cast_lm_head_to_fp32", "logits have model.dtype, their log-probabilities float32", False),
     left("router_aux_loss_coef", _LOSS, 0),
-)
-
-LOSS = rows(
+    # Loss
     fields("training", "loss_type epsilon epsilon_high delta sapo_temperature_neg sapo_temperature_pos beta"),
     left("use_bias_correction_kl", "the gradient of the KL term is always corrected", True),
     fields("training", "importance_sampling_level scale_rewards multi_objective_aggregation mask_truncated_completions "
@@ -134,9 +107,7 @@ LOSS = rows(
     same("vllm_importance_sampling_mode", "training.importanceSamplingCorrection", default="sequence_mask"),
     same("vllm_importance_sampling_clip_max vllm_importance_sampling_cap", "training.importanceSamplingClipMax"),
     same("vllm_importance_sampling_clip_min", "training.importanceSamplingClipMin"),
-)
-
-GENERATION = rows(
+    # Generation
     fields("training", "temperature top_p top_k min_p"),
     differs("repetition_penalty", "training.repetitionPenalty", PENALISED),
     differs("presence_penalty", "training.presencePenalty", PENALISED),
@@ -163,9 +134,7 @@ GENERATION = rows(
     not_needed("cache_implementation", "only generation with transformers uses it"),
     not_needed("use_transformers_continuous_batching transformers_continuous_batching_config use_transformers_paged",
         "vLLM batches"),
-)
-
-SAVING = rows(
+    # Saving, logging, evaluations
     differs("save_steps", "storage.checkpointEverySteps@save_steps", "below 1 it is a share of maxSteps", default=500),
     differs("save_strategy", "storage.checkpointEverySteps@save_strategy", "no: only at the end, which is always saved",
         convert=v.one_of({"steps": "steps", "no": "no", "epoch": "epoch"},
@@ -206,7 +175,42 @@ SAVING = rows(
         "fp16_full_eval", _EVAL_INSIDE),
 )
 
-OLDER = rows(
+SERVER = under("rollout.",  # of `trl vllm-serve`, and of `swift rollout`
+    differs("vllm_tensor_parallel_size tensor_parallel_size", "generation.tensorParallel", "generation.tensorParallel"),
+    differs("vllm_data_parallel_size data_parallel_size", "generation.server@server_copies",
+        "a server group has tensorParallel x this many GPUs"),
+    same("vllm_max_model_len max_model_len", "generation.maxModelLen"),
+    same("vllm_gpu_memory_utilization gpu_memory_utilization", "generation.gpuMemoryUtilization"),
+    not_needed("model port host torch_dtype dtype", ADDRESS),
+)
+
+TRL = Table.of("trl", "1.16.0",
+    # Model
+    same("model_name_or_path", "model.name"),
+    same("model_revision revision", "model.revision"),
+    differs("dtype torch_dtype", "model.dtype@dtype",
+        "type of the weights; parallelism.optimizerDtype: master weights"),
+    differs("attn_implementation", "model.attention", "varlen is PyTorch's kernel for packed sequences"),
+    differs("model_init_kwargs", "", "its keys are read as options"),
+    left("trust_remote_code", "code of model repositories is not run: use a model of transformers", False),
+    differs("use_peft", "lora@use_lora", "true writes the section lora"),
+    same("lora_r", "lora.r"),
+    same("lora_alpha", "lora.alpha"),
+    same("lora_dropout", "lora.dropout", default=0.05),
+    differs("lora_target_modules", "lora.targetModules",
+        "all-linear unless named; peft would choose by the model's type"),
+    same("lora_modules_to_save", "lora.modulesToSave"),
+    left("lora_target_parameters", "adapters belong to modules: name linear layers in lora.targetModules", "[]"),
+    not_needed("lora_task_type", "a job trains language models"),
+    left("use_rslora", "adapters are scaled by alpha / r: multiply lora.alpha by sqrt(r)", False),
+    left("use_dora", "DoRA is not supported: plain LoRA is trained", False),
+    left("load_in_8bit", "weights are quantized to 4 bits only: use lora.loadIn4Bit", False),
+    fields("lora", "load_in_4bit"),
+    left("bnb_4bit_quant_type", FOUR_BIT, "nf4"),
+    not_needed("use_bnb_nested_quant bnb_4bit_quant_storage", FOUR_BIT),
+    DATA,
+    SHARED,
+    # Older releases
     differs("max_prompt_length", "generation.maxModelLen@prompt", "not cut: maxModelLen holds prompt and completion"),
     differs("vllm_device", "generation.topology@vllm_device",
         "NodeLocal: vLLM has the last GPU of every node for itself"),
@@ -214,10 +218,7 @@ OLDER = rows(
     fields("dataset", "system_prompt"),
     fields("model", "chat_template"),
     left("dataset_prompt_column", "the column is prompt: rename it in dataset.preprocess (docs/datasets.md)", "prompt"),
-)
-
-# Arguments of GRPOTrainer in a script in Python; its model and args are read as options.
-TRAINER = rows(
+    # Arguments of GRPOTrainer in a script in Python; its model and args are read as options.
     differs("train_dataset", "dataset.path", "the rows that the script lists, as a file of the ConfigMap"),
     differs("tools", "tools", "moved to a module, in the ConfigMap", convert=v.tools),
     differs("environment_factory", "environments", "moved to a module, in the ConfigMap", convert=v.environments),
@@ -229,22 +230,8 @@ TRAINER = rows(
     left("optimizers optimizer_cls_and_kwargs", "the optimizer is AdamW"),
     left("reward_processing_classes", "serve reward models, and ask them in a function (docs/rewards.md)"),
     left("quantization_config", FOUR_BIT + ": set lora.loadIn4Bit"),
-)
-
-SERVER = under("rollout.",  # of `trl vllm-serve`, and of `swift rollout`
-    differs("vllm_tensor_parallel_size tensor_parallel_size", "generation.tensorParallel", "generation.tensorParallel"),
-    differs("vllm_data_parallel_size data_parallel_size", "generation.server@server_copies",
-        "a server group has tensorParallel x this many GPUs"),
-    same("vllm_max_model_len max_model_len", "generation.maxModelLen"),
-    same("vllm_gpu_memory_utilization gpu_memory_utilization", "generation.gpuMemoryUtilization"),
-    not_needed("model port host torch_dtype dtype", ADDRESS),
-)
-
-# Of `trl grpo` in a script.
-COMMAND = rows(
+    SERVER,
+    # Of `trl grpo` in a script.
     left("config", "its options are not known: give grpo convert that file, too"),
     differs("accelerate_config", "parallelism@deepspeed", "its stage, as its name says", convert=v.accelerate_config),
 )
-
-TRL = Table.of("trl", "1.16.0", MODEL, DATA, BATCH, OPTIMIZER, LOSS, GENERATION, SAVING, OLDER, TRAINER, SERVER,
-    COMMAND)

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 
@@ -49,11 +50,6 @@ def integer(value: Any) -> int:
     return int(given)
 
 
-def top_k(value: Any) -> int:
-    """Return the number of tokens to sample from: 0 is the whole vocabulary here, -1 elsewhere."""
-    return max(0, integer(value))
-
-
 def positive(value: Any) -> int:
     """Return a whole number of at least 1."""
     if (given := integer(value)) < 1:
@@ -94,8 +90,7 @@ def texts(value: Any) -> list[str]:
         return [str(one) for one in value]
     text = str(value).strip()
     if text.startswith("["):
-        inner = text[1:-1]
-        return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
+        return [part.strip().strip("'\"") for part in text[1:-1].split(",") if part.strip()]
     return [part for part in re.split(r"[,\s]+", text) if part]
 
 
@@ -104,25 +99,21 @@ def mapping(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     for read in (json.loads, ast.literal_eval):
-        try:
-            found = read(str(value))
-        except (ValueError, SyntaxError):
-            continue
-        if isinstance(found, dict):
-            return found
+        with suppress(ValueError, SyntaxError):
+            if isinstance(found := read(str(value)), dict):
+                return found
     raise ValueError(f"use key-value pairs, not {value!r}")
 
 
 def equal(value: Any, harmless: Any) -> bool:
     """Whether `value`, in any notation, is `harmless`."""
+    text = str(value).strip().lower()
     if isinstance(harmless, bool):
-        return str(value).strip().lower() in (_TRUE if harmless else _FALSE)
+        return text in (_TRUE if harmless else _FALSE)
     if isinstance(harmless, int | float):
-        try:
-            return float(value) == harmless
-        except (TypeError, ValueError):
-            return False
-    return str(value).strip().lower() == str(harmless).lower()
+        with suppress(ValueError):
+            return number(value) == harmless
+    return text == str(harmless).lower()
 
 
 def as_is(value: Any) -> Any:
@@ -131,10 +122,7 @@ def as_is(value: Any) -> Any:
 
 
 def one_of(words: dict[Any, str], otherwise: str) -> Callable[[Any], Any]:
-    """Return a converter from words to the values that `words` lists them under.
-
-    Other words raise LeftError with the text `otherwise`, in which {value} is the word.
-    """
+    """Return a converter from words to what `words` lists them under; LeftError says `otherwise` of another {value}."""
     values = {word: value for value, spellings in words.items() for word in spellings.split()}
 
     def convert(value: Any) -> Any:
@@ -166,11 +154,6 @@ def function(path: str) -> str:
 def slug(name: str) -> str:
     """Return the last part of a path as the name of an entry."""
     return re.sub(r"[^a-z0-9]+", "-", re.split(r"[.:]", name)[-1].lower()).strip("-")[:63] or "entry"
-
-
-def target_modules(value: Any) -> list[str]:
-    """Return names of modules; all-linear stands for all linear layers."""
-    return [name.replace("all_linear", "all-linear") for name in texts(value)]
 
 
 def share(value: Any) -> float:

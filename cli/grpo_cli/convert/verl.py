@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo_cli.convert import values as v
-from grpo_cli.convert.rows import Table, differs, fields, left, not_needed, same, under
+from grpo_cli.convert.rows import Table, differs, fields, left, not_needed, of_vllm, same, under
 from grpo_cli.convert.trl import EPOCHS, PENALISED
 
 _INSIDE = "internal to verl"
@@ -113,8 +113,8 @@ VERL = Table.of("verl", "0.7.0",
         not_needed("fsdp_config", "DeepSpeed ZeRO stage 3 shards as FSDP does"),
         same("ulysses_sequence_parallel_size", "parallelism.sequence"),
         left("megatron", _MEGATRON),
-        not_needed("entropy_checkpointing entropy_from_logits_with_chunking use_prefix_grouper", _INSIDE),
-        not_needed("shuffle use_torch_compile checkpoint data_loader_seed use_fused_kernels profiler", _INSIDE),
+        not_needed("entropy_checkpointing entropy_from_logits_with_chunking use_prefix_grouper shuffle "
+            "use_torch_compile checkpoint data_loader_seed use_fused_kernels profiler", _INSIDE),
     ),
     not_needed("actor_rollout_ref.ref", "the training step computes reference log-probabilities"),
     not_needed("actor_rollout_ref.hybrid_engine", "this is generation.topology Colocate"),
@@ -127,14 +127,9 @@ VERL = Table.of("verl", "0.7.0",
         same("gpu_memory_utilization", "generation.gpuMemoryUtilization", default=0.5),
         fields("generation", "max_model_len"),
         differs("dtype", "model.dtype@dtype", "type of the weights in training and generation"),
-        differs("enforce_eager", "generation.engineArgs.enforce_eager", "an argument of vLLM", convert=v.boolean),
-        differs("max_num_batched_tokens", "generation.engineArgs.max_num_batched_tokens", "an argument of vLLM",
-            convert=v.integer),
-        differs("max_num_seqs", "generation.engineArgs.max_num_seqs", "an argument of vLLM", convert=v.integer),
-        differs("enable_chunked_prefill", "generation.engineArgs.enable_chunked_prefill", "an argument of vLLM",
-            convert=v.boolean),
-        differs("enable_prefix_caching", "generation.engineArgs.enable_prefix_caching", "an argument of vLLM",
-            convert=v.boolean),
+        of_vllm("enforce_eager", v.boolean),
+        of_vllm("max_num_batched_tokens max_num_seqs", v.integer),
+        of_vllm("enable_chunked_prefill enable_prefix_caching", v.boolean),
         differs("free_cache_engine", "generation.colocate.sleepLevel@sleep", "sleepLevel 2, or 0 for False"),
         differs("val_kwargs.n", "evaluation.numGenerations@eval_generations", "completions of a problem"),
         differs("val_kwargs.temperature", "evaluation.temperature@eval_temperature",
@@ -184,26 +179,21 @@ VERL = Table.of("verl", "0.7.0",
         left("rollout_correction.loss_type", "the loss is clipped", "ppo_clip"),
         left("rollout_correction", "set training.importanceSamplingCorrection (docs/training.md)"),
     ),
-    *(
-        under(section,
-            differs("path", "rewards@reward_file", "the file becomes a module: put it on PYTHONPATH in the image"),
-            differs("name", "rewards@reward_function", "function of that module"),
-        )
-        for section in ("custom_reward_function.", "reward.custom_reward_function.")
+    under("custom_reward_function. reward.custom_reward_function.",
+        differs("path", "rewards@reward_file", "the file becomes a module: put it on PYTHONPATH in the image"),
+        differs("name", "rewards@reward_function", "function of that module"),
     ),
     not_needed("reward.num_workers", "rewards of a step are computed side by side"),
-    *(
-        under(section,
-            differs("enable", "rewards@overlong_buffer", "a further reward, softOverlong"),
-            differs("len", "rewards@overlong_cache", "rewards[].softOverlong.cacheLength"),
-            differs("penalty_factor", "rewards@overlong_weight", "its weight"),
-            not_needed("log", _LOGS),
-        )
-        for section in ("reward_model.overlong_buffer.", "reward_model.reward_kwargs.overlong_buffer_cfg.",
-            "reward.reward_kwargs.overlong_buffer_cfg.")
+    under("reward_model.overlong_buffer. reward_model.reward_kwargs.overlong_buffer_cfg. "
+        "reward.reward_kwargs.overlong_buffer_cfg.",
+        differs("enable", "rewards@overlong_buffer", "a further reward, softOverlong"),
+        differs("len", "rewards@overlong_cache", "rewards[].softOverlong.cacheLength"),
+        differs("penalty_factor", "rewards@overlong_weight", "its weight"),
+        not_needed("log", _LOGS),
     ),
-    differs("reward_model.reward_kwargs.max_resp_len reward.reward_kwargs.max_resp_len", "rewards@overlong_length",
-        "rewards[].softOverlong.maxLength"),
+    under("reward_model.reward_kwargs. reward.reward_kwargs.",
+        differs("max_resp_len", "rewards@overlong_length", "rewards[].softOverlong.maxLength"),
+    ),
     left("reward_model reward", "write the reward as a function (docs/rewards.md)", "naive", False),
     under("trainer.",
         differs("n_gpus_per_node", "trainer.groups@per_node", "GPUs of a pod: trainer.groups[].gpus", default=8),

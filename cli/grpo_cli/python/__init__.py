@@ -97,7 +97,7 @@ class Job:
         """
         from grpo_cli.convert.config import job_of
 
-        text = job_of(config, model, dataset, rewards, name, gpus, rows)
+        text = job_of(config, model, dataset, rewards, name, gpus=gpus, rows=rows)
         job = cls._of(read_documents(text, "TRL"), **cluster)
         job._text = text
         return job

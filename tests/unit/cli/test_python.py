@@ -67,8 +67,9 @@ class Config:
 def test_a_configuration_of_trl_becomes_a_job_and_what_has_no_place_is_warned_of() -> None:
     config = Config(2e-5, 20, 4, Schedule.COSINE, generation_batch_size=7, use_dora=True, report_to=[])
     given: dict[str, Any] = {"model": "org/model", "dataset": "org/data", "rewards": ["mine:right"], "gpus": 2}
-    with pytest.warns(UserWarning, match="use_dora = True is not taken over: DoRA is not supported"):
+    with pytest.warns(UserWarning, match="use_dora = True is not taken over: DoRA is not supported") as warned:
         job = Job.from_trl(config, **given)
+    assert warned[0].filename == __file__, "the line that calls from_trl"
     assert job.name == "model"
     assert "\n# " in job.to_yaml()
     assert read_documents(job.to_yaml(), "text") == job._documents

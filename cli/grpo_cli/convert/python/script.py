@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,26 +12,14 @@ from grpo_cli.convert.python.values import BUILTINS, Code, Made, Opaque, OpaqueE
 from grpo_cli.convert.values import boolean, integer, number
 
 _PARSED = ("parse_args", "parse_known_args", "parse_args_and_config", "parse_args_into_dataclasses")
-_TOLD = {
-    "GRPOTrainer",
-    "add_argument",
-    "close",
-    "info",
-    "print",
-    "push_to_hub",
-    "save_model",
-    "setLevel",
-    "train",
-    "warning",
-}
+# Calls of which a job does the same, or needs none.
+_TOLD = re.compile(
+    r"(.*\.)?(GRPOTrainer|add_argument|close|info|print|push_to_hub|save_model|setLevel|train|warning)|sys\.path\.insert",
+    re.DOTALL,
+)
 _CHANGES = {"append", "extend", "update"}
 _RETURNED = "return"  # no name that a script could use
 _IS_MAIN = "__name__ == '__main__'"
-
-
-def _is_told(called: str) -> bool:
-    """Whether a job does the same, or needs no such call."""
-    return called.rpartition(".")[2] in _TOLD or called == "sys.path.insert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +46,7 @@ class Script:
     def __init__(self, text: str, variables: Mapping[str, str]) -> None:
         """Read `text`; `variables` are options of its command line, and values of what only a run shows.
 
-        Raises:
-            ValueError: it is not Python, or ends itself by an exception; the message has the line.
+        Raises ValueError with the line if it is not Python, or ends itself by an exception.
         """
         self.text, self.variables = text, variables
         self.used: set[str] = set()  # of `variables`
@@ -71,11 +59,9 @@ class Script:
         self._followed: list[ast.FunctionDef] = []  # functions, each in the one before
         self._is_inside = self._is_unsure = False  # a part of a statement; and only a run shows whether it is reached
         try:
-            body = ast.parse(text).body
+            self._run(ast.parse(text).body, self.scope)
         except SyntaxError as error:
             raise ValueError(f"line {error.lineno}: this is not Python: {error.msg}") from error
-        try:
-            self._run(body, self.scope)
         except _EndedError as error:
             raise ValueError(str(error)) from None
 
@@ -105,7 +91,7 @@ class Script:
                 self._assign(held, None, node, scope)
             case ast.Expr(value=ast.Call() as call):
                 value = self.values.of(call, scope)
-                if isinstance(value, Opaque) and not _is_told(ast.unparse(call.func)):
+                if isinstance(value, Opaque) and not _TOLD.fullmatch(ast.unparse(call.func)):
                     self.effects.append(Effect(node, scope))
             case ast.If():
                 self._if(node, scope)
@@ -176,35 +162,23 @@ class Script:
                 elif isinstance(owner, dict) and not opaque(key):
                     owner[key] = Opaque(node, scope) if self._is_unsure else value
 
-    def _call(
-        self, node: ast.Call, scope: Scope, held: Any, arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
-        is_method = isinstance(node.func, ast.Attribute)
-        if isinstance(held, Code) and isinstance(held.node, ast.FunctionDef) and not is_method:
-            return self._follow(held.node, held.scope, node, arguments, options)
-        name = ast.unparse(node.func).rpartition(".")[2]
-        made = Made(node, scope, name, arguments, options, held if is_method else None)
+    def _call(self, made: Made, held: Any) -> Any:
+        if isinstance(held, Code) and isinstance(held.node, ast.FunctionDef) and made.of is None:
+            return self._follow(held.node, held.scope, made)
         self.made.append(made)
-        return self._parsed(held, made) if isinstance(held, Made) and name in _PARSED else made
+        return self._parsed(held, made) if isinstance(held, Made) and made.function in _PARSED else made
 
-    def _follow(
-        self,
-        function: ast.FunctionDef,
-        outer: Scope,
-        node: ast.Call,
-        arguments: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> Any:
+    def _follow(self, function: ast.FunctionDef, outer: Scope, call: Made) -> Any:
         """Return what a function of the script returns."""
         if function in self._followed or function.decorator_list:
-            return Opaque(node, outer)
+            return Opaque(call.node, outer)
         takes = function.args
         parameters = [*takes.posonlyargs, *takes.args]
         defaults = dict(zip(reversed(parameters), reversed(takes.defaults), strict=False))
         defaults |= {one: value for one, value in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if value}
-        inner = Scope(outer, {one.arg: Opaque(node, outer) for one in (*parameters, *takes.kwonlyargs)})
+        inner = Scope(outer, {one.arg: Opaque(call.node, outer) for one in (*parameters, *takes.kwonlyargs)})
         inner.values |= {one.arg: self.values.of(value, outer) for one, value in defaults.items()}
-        inner.values |= dict(zip((one.arg for one in parameters), arguments, strict=False)) | options
+        inner.values |= dict(zip((one.arg for one in parameters), call.arguments, strict=False)) | call.options
         before, self._is_inside = self._is_inside, False
         self._followed.append(function)
         value = None

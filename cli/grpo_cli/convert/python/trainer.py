@@ -14,13 +14,13 @@ from typing import Any
 from grpo_cli.convert.python.module import Module
 from grpo_cli.convert.python.script import Script
 from grpo_cli.convert.python.values import Code, Made, Opaque, opaque
-from grpo_cli.convert.source import Moved, Source
+from grpo_cli.convert.rows import Source
 
 ROWS = "rows.jsonl"
 FOLDER = "/etc/code"
 """Where a job finds the files of a script."""
 _PEFT = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}  # peft's defaults
-_FUNCTIONS = {"reward_funcs", "tools", "environment_factory"}
+_FUNCTIONS = ("reward_funcs", "tools", "environment_factory")
 _NESTED = {"model_init_kwargs", "generation_kwargs"}  # their keys are options as others
 _OF_COMMAND = "get_quantization_config"  # of options that the command line may have
 _POSITIONS = ("model", "reward_funcs", "args", "train_dataset")
@@ -31,34 +31,27 @@ SCORED_BY_ITSELF = "environment.get_reward"
 
 def read_trainer(file: str, text: str, variables: Mapping[str, str]) -> Source:
     """Return what a script says. ValueError, with the line, if it is not Python or does not train once with TRL."""
-    try:
-        script = Script(text, variables)
-        trainers = [made for made in script.made if made.function == "GRPOTrainer"]
-        if len(trainers) != 1:
-            lines = ", ".join(str(made.line) for made in trainers)
-            raise ValueError(
-                f"one call of GRPOTrainer is needed, found {f'some in lines {lines}' if lines else 'none'}"
-            )
-        return _Reading(file, script, trainers[0]).source()
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+    script = Script(text, variables)
+    trainers = [made for made in script.made if made.function == "GRPOTrainer"]
+    if len(trainers) != 1:
+        lines = ", ".join(str(made.line) for made in trainers)
+        raise ValueError(f"one call of GRPOTrainer is needed, found {f'some in lines {lines}' if lines else 'none'}")
+    return _Reading(file, script, trainers[0]).source()
 
 
 class _Reading:
     def __init__(self, file: str, script: Script, trainer: Made) -> None:
-        self._file, self._script, self._trainer = file, script, trainer
+        self._script, self._trainer = script, trainer
         stem = re.sub(r"\W", "_", PurePath(file).stem)
         self._module = Module(script, f"{stem}_code")
-        self._options: dict[str, Any] = {}
-        self._unknown: dict[str, str] = {}
-        self._remarks: list[tuple[str, str]] = []
+        self._source = Source(file, "trl", environment=script.environment, used=script.used)
 
     def source(self) -> Source:
-        script, trainer = self._script, self._trainer
+        script, trainer, source = self._script, self._trainer, self._source
         given = dict(zip(_POSITIONS, trainer.arguments, strict=False)) | trainer.options
         if script.is_parsed:
             script.used.update(script.variables)
-            self._options |= script.variables
+            source.options |= script.variables
         for name in ("args", "peft_config"):
             match made := given.pop(name, None):
                 case Made(function="GRPOConfig"):
@@ -71,36 +64,33 @@ class _Reading:
                     pass
                 case _:
                     self._take(name, made)
-        self._model(given.pop("model", None))
-        for name in _FUNCTIONS & given.keys():
-            if (value := given.pop(name)) is not None:
-                self._options[name] = self._functions(value)
+        model = given.pop("model", None)
+        if isinstance(model, Made) and model.function == "from_pretrained":
+            for option, value in model.options.items():
+                self._take(option, value)
+            model = next(iter(model.arguments), None)
+        if model is not None:
+            self._take("model_name_or_path", model)
+        for name in _FUNCTIONS:
+            if (value := given.pop(name, None)) is not None:
+                source.options[name] = self._functions(value)
         factory = trainer.options.get("environment_factory")
         if isinstance(factory, Code) and "get_reward" in {getattr(one, "name", "") for one in ast.walk(factory.node)}:
-            self._options["reward_funcs"] = [*self._options.get("reward_funcs", ()), SCORED_BY_ITSELF]
-        rows, preprocess = self._dataset(given.pop("train_dataset", None))
+            source.options["reward_funcs"] = [*source.options.get("reward_funcs", ()), SCORED_BY_ITSELF]
+        self._dataset(given.pop("train_dataset", None))
         for name, value in given.items():
             self._take(name, value)
-        files = {ROWS: _lines(rows)} if rows else {}
         moved = {effect.node for effect in self._module.changes()}
         if text := self._module.text():
-            files[f"{self._module.name}.py"] = text
+            source.files[f"{self._module.name}.py"] = text
         for node in dict.fromkeys(effect.node for effect in script.effects if effect.node not in moved):
             note = "the script does this besides, and a job does not: do it before, for example in the image"
-            self._remarks.append((f"line {node.lineno}", f"{' '.join(ast.unparse(node).split())[:80]}: {note}"))
+            source.remarks.append((f"line {node.lineno}", f"{' '.join(ast.unparse(node).split())[:80]}: {note}"))
         for name, cause in self._module.unknown.items():
             note = f"it is None in {self._module.name}.py: give it with --set {name}=value"
-            self._remarks.append((name, f"{_why(cause)}: {note}"))
-        return Source(
-            self._file,
-            "trl",
-            self._options,
-            script.environment,
-            self._unknown,
-            tuple(self._remarks),
-            frozenset(script.used),
-            moved=Moved(files, tuple(sorted(self._module.packages)), preprocess, len(rows)),
-        )
+            source.remarks.append((name, f"{_why(cause)}: {note}"))
+        source.packages = tuple(sorted(self._module.packages))
+        return source
 
     def _take(self, name: str, value: Any) -> None:
         """Take an option of TRL."""
@@ -111,19 +101,11 @@ class _Reading:
         if self._script.is_of_command(value) or getattr(value, "function", "") == _OF_COMMAND:
             return
         if isinstance(value, list) and value and all(isinstance(one, Opaque) for one in value):
-            self._options[name] = " ".join(getattr(one, "function", one.text) for one in value)
+            self._source.options[name] = " ".join(getattr(one, "function", one.text) for one in value)
         elif (cause := opaque(value)) and not isinstance(value, Code):
-            self._options[name], self._unknown[name] = cause.text, _why(cause)
+            self._source.options[name], self._source.unknown[name] = cause.text, _why(cause)
         else:
-            self._options[name] = value.text if isinstance(value, Code) else value
-
-    def _model(self, value: Any) -> None:
-        if isinstance(value, Made) and value.function == "from_pretrained":
-            for name, one in value.options.items():
-                self._take(name, one)
-            value = next(iter(value.arguments), None)
-        if value is not None:
-            self._take("model_name_or_path", value)
+            self._source.options[name] = value.text if isinstance(value, Code) else value
 
     def _functions(self, value: Any) -> list[str]:
         """Return the dotted paths of functions or classes, which the module has then, and the names of others."""
@@ -133,8 +115,8 @@ class _Reading:
             found.append(path.removeprefix("trl.rewards."))
         return found
 
-    def _dataset(self, value: Any) -> tuple[list[Any], str]:
-        """Take the dataset. Returns its rows if the script has them, and module:function that changes them."""
+    def _dataset(self, value: Any) -> None:
+        """Take the dataset: its rows if the script has them, and the functions that change them."""
         changes: list[Opaque] = []
         rows: list[Any] = []
         while isinstance(value, Opaque):
@@ -153,26 +135,27 @@ class _Reading:
                 case Made(function="map", arguments=(Opaque() as change,), of=held):
                     changes.insert(0, change)
                 case Made(function="[]", arguments=(str() as split,), of=held):
-                    self._options["dataset_train_split"] = split
+                    self._source.options["dataset_train_split"] = split
                 case Made(function="shuffle", of=Made() as held):  # as a job does
                     pass
                 case Made(of=Made() as held):
                     note = f"{value.function} of the dataset: a job has all rows: write those that you want to a file"
-                    self._remarks.append((f"line {value.line}", f"{note} and name it in dataset.path"))
+                    self._source.remarks.append((f"line {value.line}", f"{note} and name it in dataset.path"))
                 case _:
                     cause = (opaque([*value.arguments]) or value) if isinstance(value, Made) else value
                     note = f"{_why(cause)}: write the rows to a file (to_json) and name it in dataset.path"
-                    self._remarks.append(("train_dataset", note))
+                    self._source.remarks.append(("train_dataset", note))
                     break
             value = held
         if rows:
-            self._options["train_dataset"] = f"{FOLDER}/{ROWS}"
-        if not changes:
-            return rows, ""
-        names = [getattr(one.node, "name", f"({ast.unparse(one.node)})") for one in changes]
-        body = "".join(f"    row = {{**row, **{name}(row)}}\n" for name in names)
-        self._module.add(f"def prepare_row(row):\n{body}    return row", changes[0].scope)
-        return rows, f"{self._module.name}:prepare_row"
+            self._source.options["train_dataset"] = f"{FOLDER}/{ROWS}"
+            self._source.files[ROWS] = _lines(rows)
+            self._source.rows = len(rows)
+        if changes:
+            names = [getattr(one.node, "name", f"({ast.unparse(one.node)})") for one in changes]
+            body = "".join(f"    row = {{**row, **{name}(row)}}\n" for name in names)
+            self._module.add(f"def prepare_row(row):\n{body}    return row", changes[0].scope)
+            self._source.preprocess = f"{self._module.name}:prepare_row"
 
 
 def _why(cause: Opaque) -> str:

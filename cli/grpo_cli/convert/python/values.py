@@ -87,14 +87,12 @@ _METHODS: dict[type, str] = {
 _HOLDS_ANY = ("append", "extend", "update", "dict", "list", "tuple")
 _WRONG = (TypeError, ValueError, KeyError, IndexError, ZeroDivisionError, OverflowError)
 
-Call = Callable[[ast.Call, Scope, Any, tuple[Any, ...], dict[str, Any]], Any]
-
 
 class Values:
     """Expressions -> values."""
 
-    def __init__(self, call: Call) -> None:
-        """`call` follows what is not Python's own: a call, its scope, the function or a method's object, arguments."""
+    def __init__(self, call: Callable[[Made, Any], Any]) -> None:
+        """`call` follows what is not Python's own: a call, and the function or a method's object."""
         self._call = call
 
     def of(self, node: ast.expr, scope: Scope) -> Any:
@@ -144,7 +142,12 @@ class Values:
             case ast.UnaryOp():
                 return _OPERATORS[type(node.op)](self.known(node.operand, scope))
             case ast.BinOp():
-                return self._binary(node, scope)
+                left, right = self.known(node.left, scope), self.known(node.right, scope)
+                if not isinstance(node.op, ast.Mult):
+                    return _OPERATORS[type(node.op)](left, right)
+                sizes = [len(one) if hasattr(one, "__len__") else one for one in (left, right)]
+                if abs(sizes[0] * sizes[1]) <= _MOST:
+                    return left * right
             case ast.Compare(ops=[one], comparators=[other]):
                 return _OPERATORS[type(one)](self.known(node.left, scope), self.known(other, scope))
             case ast.Subscript(slice=ast.Slice(step=None) as part):
@@ -165,13 +168,6 @@ class Values:
                 return Code(node, scope)
         return Opaque(node, scope)
 
-    def _binary(self, node: ast.BinOp, scope: Scope) -> Any:
-        left, right = self.known(node.left, scope), self.known(node.right, scope)
-        if not isinstance(node.op, ast.Mult):
-            return _OPERATORS[type(node.op)](left, right)
-        sizes = [len(one) if hasattr(one, "__len__") else one for one in (left, right)]
-        return left * right if abs(sizes[0] * sizes[1]) <= _MOST else Opaque(node, scope)
-
     def _called(self, node: ast.Call, scope: Scope) -> Any:
         arguments = tuple(self.of(one, scope) for one in node.args)
         options: dict[str, Any] = {}
@@ -185,7 +181,9 @@ class Values:
         else:
             held = function = self.of(node.func, scope)
         if not callable(function):
-            return self._call(node, scope, held, arguments, options)
+            name = ast.unparse(node.func).rpartition(".")[2]
+            of = held if isinstance(node.func, ast.Attribute) else None
+            return self._call(Made(node, scope, name, arguments, options, of), held)
         if function.__name__ not in _HOLDS_ANY and (cause := opaque([*arguments, options])):
             raise OpaqueError(cause)
         return function(*arguments, **options)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable
 
-from grpo_cli.convert.shell.state import matches
+from grpo_cli.convert.shell.state import matches, negated
 from grpo_cli.convert.shell.tree import Node
 from grpo_cli.convert.shell.words import Words
 
@@ -12,24 +14,23 @@ _COMPARE = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge"
 _CHANGES = ("++", "--", "=", "+=", "-=", "*=", "/=", "%=")
 _NUMBER = re.compile(r"\s*[+-]?(0|[1-9]\d*)\s*")  # 010 is 8 in a shell
 _LARGEST = 2**63
+# fmt: off
+_COMPUTES: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "**": operator.pow, "<": operator.lt, "<=": operator.le,
+    ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+    "/": lambda first, second: abs(first) // abs(second) * (1 if first * second >= 0 else -1),
+    "%": lambda first, second: first - second * _COMPUTES["/"](first, second),
+}
+# fmt: on
 
 
-def calculate(op: str, first: int, second: int) -> int | None:
-    """Return `first op second` as a shell computes it; None if it does not, or not here."""
-    match op:
-        case "+" | "-" | "*":
-            result = first + second if op == "+" else first - second if op == "-" else first * second
-        case "**" if 0 <= second < 64:
-            result = first**second
-        case "/" | "%" if second:
-            whole = abs(first) // abs(second) * (1 if first * second >= 0 else -1)
-            result = whole if op == "/" else first - second * whole
-        case "<" | "<=" | ">" | ">=" | "==" | "!=":
-            order = (first > second) - (first < second)
-            result = int({"<": order < 0, "<=": order <= 0, ">": order > 0, ">=": order >= 0}.get(op, order == 0))
-            result = 1 - result if op == "!=" else result
-        case _:
-            return None
+def calculate(op: str, first: int | None, second: int | None) -> int | None:
+    """Return `first op second` as a shell computes it; None if it does not, or one of them is not known."""
+    if first is None or second is None or op not in _COMPUTES:
+        return None
+    if (op in "/%" and not second) or (op == "**" and not 0 <= second < 64):
+        return None
+    result = int(_COMPUTES[op](first, second))
     return result if abs(result) < _LARGEST else None
 
 
@@ -59,15 +60,14 @@ class Conditions(Words):
                 second = self.arithmetic(node["Y"])
                 return None if first is None or second is None else int(bool(second))
             case "BinaryArithm":
-                first, second = self.arithmetic(node["X"]), self.arithmetic(node["Y"])
-                return None if first is None or second is None else calculate(node["Op"], first, second)
+                return calculate(node["Op"], self.arithmetic(node["X"]), self.arithmetic(node["Y"]))
         return None
 
     def _changed_number(self, node: Node) -> int | None:
         name = re.match(r"[A-Za-z_]\w*", self.text(node["X"]))
         old = None if node["Op"] == "=" else self.arithmetic(node["X"])
         by = self.arithmetic(node["Y"]) if "Y" in node else 1
-        new = by if node["Op"] == "=" else None if old is None or by is None else calculate(node["Op"][0], old, by)
+        new = by if node["Op"] == "=" else calculate(node["Op"][0], old, by)
         if name is not None:
             is_whole = name[0] == self.text(node["X"]) and new is not None
             self.put(name[0], str(new) if is_whole else self.mark(node, "not a known number"))
@@ -81,8 +81,7 @@ class Conditions(Words):
             case "ParenTest":
                 return self.test(node["X"])
             case "UnaryTest" if node["Op"] == "!":
-                status = self.test(node["X"])
-                return None if status is None else not status
+                return negated(self.test(node["X"]))
             case "UnaryTest":
                 return self.classic([node["Op"], self.word(node["X"])])
             case "BinaryTest" if node["Op"] in ("&&", "||"):
@@ -92,8 +91,8 @@ class Conditions(Words):
                 second = self.test(node["Y"])
                 return ends if second is ends else None if first is None or second is None else not ends
             case "BinaryTest" if node["Op"] in ("=", "==", "!="):
-                found = matches(self.plain(self.word(node["X"])), self.plain(self.pattern(node["Y"])))
-                return None if found is None else found == (node["Op"] != "!=")
+                text, pattern = self.plain(self.word(node["X"])), self.plain(self.pattern(node["Y"]))
+                return negated(matches(text, pattern), node["Op"] == "!=")
             case "BinaryTest" if node["Op"] in _COMPARE:
                 return self.classic([self.word(node["X"]), node["Op"], self.word(node["Y"])])
         return None
@@ -106,13 +105,10 @@ class Conditions(Words):
         match known:
             case []:
                 return False
-            case [text]:
+            case [text] | ["-n", text]:
                 return text != ""
             case ["!", *rest] if len(rest) != 2 or rest[0] in ("-n", "-z", "-v"):
-                status = self.classic(rest)
-                return None if status is None else not status
-            case ["-n", text]:
-                return text != ""
+                return negated(self.classic(rest))
             case ["-z", text]:
                 return text == ""
             case ["-v", name]:

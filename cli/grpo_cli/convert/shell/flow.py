@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 
-from grpo_cli.convert.shell.branches import Branches, Break, Run
-from grpo_cli.convert.shell.state import is_known, matches
+from grpo_cli.convert.shell.conditions import Conditions
+from grpo_cli.convert.shell.state import Break, Run, is_known, matches, negated
 from grpo_cli.convert.shell.tree import Node, RefusedError
 
 _MAX_STEPS = 20_000
 
 
-class Flow(Branches):
+class Flow(Conditions):
     """Statements, evaluated; a status is True, False, or None where it is not known."""
 
     def __init__(self, source: bytes, given: dict[str, str]) -> None:
@@ -24,14 +23,20 @@ class Flow(Branches):
         self._document: Node | None = None  # a here-document
         self._steps = 0
         self._at = 1
-
-    @abstractmethod
-    def _call(self, cmd: Node) -> bool | None:
-        """Run a command, or set variables."""
-
-    @abstractmethod
-    def _declare(self, cmd: Node) -> bool | None:
-        """Do what local, declare, export and readonly say."""
+        self._kinds: dict[str, Callable[[Node], bool | None]] = {
+            "Block": lambda cmd: self._block(cmd["Stmts"]),
+            "Subshell": lambda cmd: self._apart(lambda: self._block(cmd["Stmts"])),
+            "TimeClause": lambda cmd: self._stmt(cmd["Stmt"]) if "Stmt" in cmd else True,
+            "TestClause": lambda cmd: self.test(cmd["X"]),
+            "ArithmCmd": self._numbers,
+            "LetClause": self._numbers,
+            "FuncDecl": self._define,
+            "BinaryCmd": self._pair,
+            "IfClause": self._if,
+            "CaseClause": self._case,
+            "WhileClause": self._while,
+            "ForClause": self._for,
+        }
 
     def _print(self, text: str | None) -> None:
         if self._printed is not None:
@@ -65,39 +70,21 @@ class Flow(Branches):
         self._printed = [] if elsewhere and kept is not None else kept
         status = self._apart(lambda: self._run(cmd)) if stmt.get("Background") else self._run(cmd)
         self._printed = kept
-        return status if status is None or not stmt.get("Negated") else not status
+        return negated(status, bool(stmt.get("Negated")))
 
     def _run(self, cmd: Node) -> bool | None:
-        match cmd["Type"]:
-            case "CallExpr":
-                return self._call(cmd)
-            case "DeclClause":
-                return self._declare(cmd)
-            case "Block":
-                return self._block(cmd["Stmts"])
-            case "Subshell":
-                return self._apart(lambda: self._block(cmd["Stmts"]))
-            case "TimeClause":
-                return self._stmt(cmd["Stmt"]) if "Stmt" in cmd else True
-            case "TestClause":
-                return self.test(cmd["X"])
-            case "ArithmCmd" | "LetClause":
-                values = [self.arithmetic(node) for node in (cmd.get("Exprs") or [cmd["X"]])]
-                return None if values[-1] is None else values[-1] != 0
-            case "FuncDecl":
-                self._functions[cmd["Name"]["Value"]] = cmd["Body"]
-                return True
-            case "BinaryCmd":
-                return self._pair(cmd)
-            case "IfClause":
-                return self._if(cmd)
-            case "CaseClause":
-                return self._case(cmd)
-            case "WhileClause":
-                return self._loop(cmd, lambda: self._while_status(cmd))
-            case "ForClause":
-                return self._for(cmd)
-        raise RefusedError(f"{cmd['Type']} is not read")
+        if cmd["Type"] not in self._kinds:
+            raise RefusedError(f"{cmd['Type']} is not read")
+        return self._kinds[cmd["Type"]](cmd)
+
+    def _numbers(self, cmd: Node) -> bool | None:
+        """Evaluate expressions; return whether the last is true."""
+        values = [self.arithmetic(node) for node in (cmd.get("Exprs") or [cmd["X"]])]
+        return None if values[-1] is None else values[-1] != 0
+
+    def _define(self, cmd: Node) -> bool:
+        self._functions[cmd["Name"]["Value"]] = cmd["Body"]
+        return True
 
     def _pair(self, cmd: Node) -> bool | None:
         if cmd["Op"] in ("|", "|&"):
@@ -113,14 +100,9 @@ class Flow(Branches):
     def _if(self, cmd: Node) -> bool | None:
         if not cmd.get("Cond"):  # else
             return self._block(cmd.get("Then"))
-
-        def otherwise() -> bool | None:
-            return self._if(cmd["Else"]) if "Else" in cmd else True
-
+        branches = (lambda: self._block(cmd.get("Then")), lambda: self._if(cmd["Else"]) if "Else" in cmd else True)
         status = self._block(cmd["Cond"])
-        if status is None:
-            return self._fork(self.line(cmd), [lambda: self._block(cmd.get("Then")), otherwise])
-        return self._block(cmd.get("Then")) if status else otherwise()
+        return self._fork(self.line(cmd), branches) if status is None else branches[not status]()
 
     def _case(self, cmd: Node) -> bool | None:
         text, items = self.plain(self.word(cmd["Word"])), cmd.get("Items") or []
@@ -137,9 +119,8 @@ class Flow(Branches):
 
     # Loops
 
-    def _while_status(self, cmd: Node) -> bool | None:
-        status = self._block(cmd["Cond"])
-        return status if status is None else status != bool(cmd.get("Until"))
+    def _while(self, cmd: Node) -> bool | None:
+        return self._loop(cmd, lambda: negated(self._block(cmd["Cond"]), bool(cmd.get("Until"))))
 
     def _loop(self, cmd: Node, condition: Run, after: Callable[[], object] = lambda: None) -> bool | None:
         since, before = len(self._early), None
@@ -187,12 +168,9 @@ class Flow(Branches):
         if loop["Type"] == "CStyleLoop":
             if "Init" in loop:
                 self.arithmetic(loop["Init"])
-
-            def condition() -> bool | None:
-                value = self.arithmetic(loop["Cond"]) if "Cond" in loop else 1
-                return None if value is None else value != 0
-
-            return self._loop(cmd, condition, lambda: self.arithmetic(loop["Post"]) if "Post" in loop else None)
+            condition = {"X": loop["Cond"]} if "Cond" in loop else None
+            after = (lambda: self.arithmetic(loop["Post"])) if "Post" in loop else lambda: None
+            return self._loop(cmd, lambda: self._numbers(condition) if condition else True, after)
         written = loop.get("Items") or []
         is_in = "InPos" in loop
         values = [word for item in written for word in self.fields(item)] if is_in else list(self.state.arguments)

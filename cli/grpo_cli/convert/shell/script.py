@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from grpo_cli.convert.shell.branches import Break, Exit, Return, Stop
 from grpo_cli.convert.shell.conditions import calculate
 from grpo_cli.convert.shell.flow import Flow
-from grpo_cli.convert.shell.state import Value, is_known
+from grpo_cli.convert.shell.state import Break, Exit, Return, Stop, Value, is_known
 from grpo_cli.convert.shell.tree import Node, RefusedError, parse
 
 # Commands that change nothing that a script can see; `_pure` knows what some of them print.
@@ -44,6 +43,7 @@ class Script(Flow):
         self._locals: dict[str, Value | None] | None = None  # variables to restore after the function
         self._printed_under: tuple[int | None, int] = (None, 0)  # conditions around that $(...)
         self._depth = self._substitutions = 0
+        self._kinds |= {"CallExpr": self._call, "DeclClause": self._declare}
         try:
             self._block(parse(self._source).get("Stmts"))
         except Exit as stop:
@@ -61,31 +61,26 @@ class Script(Flow):
     def _declare(self, cmd: Node) -> bool | None:
         variant, flags = cmd["Variant"]["Value"], set()
         for argument in cmd.get("Args") or []:
-            name = argument["Name"]["Value"] if "Name" in argument else ""
-            text = "" if name else self.word(argument["Value"])
-            if name:
-                self._own(variant, name)
-                if not argument.get("Naked"):
-                    self.assign(argument)
-                elif self._locals is not None and variant != "export":
-                    self.state.variables.pop(name, None)
+            text = "" if "Name" in argument else self.word(argument["Value"])
+            found = re.match(rf"({_NAME.pattern})=(.*)$", text, re.DOTALL)
+            name = argument["Name"]["Value"] if "Name" in argument else found[1] if found else ""
+            if name and self._locals is not None and variant in ("local", "declare", "typeset"):
+                self._locals.setdefault(name, self.state.variables.get(name))
+            if found:
+                self.put(name, found[2])
+            elif name and not argument.get("Naked"):
+                self.assign(argument)
+            elif name and self._locals is not None and variant != "export":
+                self.state.variables.pop(name, None)
             elif text.startswith("-"):
                 flags |= set(text[1:])
-            elif found := re.match(rf"({_NAME.pattern})=(.*)$", text, re.DOTALL):
-                name = found[1]
-                self._own(variant, name)
-                self.put(name, found[2])
-            else:
+            elif not name:
                 self.state.sourced = self.state.sourced or f"line {self._at} exports more"
             if name and (variant == "export" or "x" in flags):
                 self.state.exported.add(name)
         if flags & set("Ainul"):
             raise RefusedError(f"{variant} -{''.join(sorted(flags))} is not read")
         return True
-
-    def _own(self, variant: str, name: str) -> None:
-        if self._locals is not None and variant in ("local", "declare", "typeset"):
-            self._locals.setdefault(name, self.state.variables.get(name))
 
     def _call(self, cmd: Node) -> bool | None:
         assigns, before, substituted = cmd.get("Assigns") or [], len(self.marks), self._substitutions
@@ -98,10 +93,7 @@ class Script(Flow):
         own = {node["Name"]["Value"]: self.word(node["Value"]) if node.get("Value") else "" for node in assigns}
         if words[0] in self._functions:
             return self._function(words, own)
-        known, status = self._builtin(words)
-        if known:
-            return status
-        return self._other(words, own)
+        return self._command(words, own)
 
     def _function(self, words: list[str], own: dict[str, str]) -> bool | None:
         if self._depth >= _MAX_DEPTH:
@@ -128,15 +120,15 @@ class Script(Flow):
             self._locals = outer
         return status
 
-    def _builtin(self, words: list[str]) -> tuple[bool, bool | None]:
-        """Whether it is one that changes the state or the course; and its status."""
+    def _command(self, words: list[str], own: dict[str, str]) -> bool | None:
+        """Do what a builtin does to the state or the course, or note another command."""
         name, *rest = words
         state = self.state
         match name:
             case "true" | "false":
-                return True, name == "true"
+                return name == "true"
             case "[" | "test":
-                return True, self.classic(rest[:-1] if name == "[" else rest)
+                return self.classic(rest[:-1] if name == "[" else rest)
             case "exit":
                 raise Exit(self._at)
             case "return":
@@ -161,8 +153,13 @@ class Script(Flow):
                         self.put(found[0], self.mark_line(self._at, variable, "unset of an element is not read"))
             case "eval":
                 raise RefusedError("eval is not read: write the command itself")
+            case "read" if "-d" in rest and self._document is not None:
+                self.put(rest[-1], self.document(self._document).strip(" \t\n"))
+                return None
             case "read" | "mapfile" | "readarray" | "getopts":
-                return True, self._read(name, rest)
+                for variable in [word for word in rest if _NAME.fullmatch(word)] or ["REPLY"]:
+                    self.put(variable, self.mark_line(self._at, f"${variable}", f"{name} reads it"))
+                return None
             case "source" | ".":
                 file = " ".join(rest)
                 if file.rsplit("/", 1)[-1].split(" ")[0] not in _SETS_UP_A_SHELL:
@@ -171,18 +168,8 @@ class Script(Flow):
             case "exec" if not rest:
                 pass
             case _:
-                return False, None
-        return True, True
-
-    def _read(self, name: str, words: list[str]) -> bool | None:
-        document = self._document
-        if name == "read" and "-d" in words and document is not None:
-            self.put(words[-1], self.document(document).strip(" \t\n"))
-            return None
-        names = [word for word in words if _NAME.fullmatch(word)]
-        for variable in names or ["REPLY"]:
-            self.put(variable, self.mark_line(self._at, f"${variable}", f"{name} reads it"))
-        return None
+                return self._other(words, own)
+        return True
 
     def _other(self, words: list[str], own: dict[str, str]) -> bool | None:
         name = words[0]

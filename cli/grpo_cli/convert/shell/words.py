@@ -5,8 +5,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from grpo_cli.convert.shell.state import Knowledge, Value, is_known
 from grpo_cli.convert.shell.tree import Node
@@ -20,16 +19,11 @@ _OF_A_RUN = re.compile(
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\033"}
 
 
-class Words(Knowledge, ABC):
+class Words(Knowledge):
     """Values of the nodes of a tree, in the present state."""
 
-    @abstractmethod
-    def arithmetic(self, node: Node) -> int | None:
-        """Return the value of an arithmetic expression; None if it is not known."""
-
-    @abstractmethod
-    def printed(self, node: Node) -> str:
-        """Return what $(...) prints."""
+    arithmetic: Callable[[Node], int | None]  # of Conditions
+    printed: Callable[[Node], str]  # of Script: what $(...) prints
 
     def assign(self, node: Node) -> None:
         """Do NAME=value, NAME+=value, NAME=(...) or NAME+=(...)."""
@@ -125,9 +119,8 @@ class Words(Knowledge, ABC):
         if any(node.get(key) for key in ("Excl", "Slice", "Width", "Names", "Flags")):
             yield self.mark(node, "this expansion is not read"), quoted
         elif node.get("Length"):
-            is_list = isinstance(value, list)
             known = value is not None and is_known(value)
-            yield (str(len(value or "")) if known or (is_list and not value) else self.mark(node, "not known")), True
+            yield (str(len(value or "")) if known else self.mark(node, "not known")), True
         elif node.get("Repl"):
             yield self._replaced(node, value), quoted
         elif op in (":-", "-", ":=", "=", ":+", "+", ":?", "?"):
@@ -135,7 +128,7 @@ class Words(Knowledge, ABC):
             if op[-1] == "+" and op[0] == ":" and value is not None and self.plain(_text(value)) is None:
                 yield self.mark(node, "it is not known whether this is empty"), quoted
             elif op[-1] == "+":
-                yield from self._default(word, quoted) if is_set else [("", quoted)]
+                yield from self.parts(word.get("Parts", []), quoted, within=not quoted) if is_set else [("", quoted)]
             elif is_set and value is not None:
                 yield self._starred(node, value, quoted), quoted
             elif op[-1] == "?":
@@ -143,16 +136,13 @@ class Words(Knowledge, ABC):
             else:
                 if op[-1] == "=":
                     self.put(node["Param"]["Value"], self.word(word, quoted=quoted))
-                yield from self._default(word, quoted)
+                yield from self.parts(word.get("Parts", []), quoted, within=not quoted)
         elif value is None:
             yield self._unset(node, node["Param"]["Value"]), quoted
         elif op:
             yield self._changed(node, value, op, word), quoted
         else:
             yield self._starred(node, value, quoted), quoted
-
-    def _default(self, word: Node, quoted: bool) -> Iterator[Part]:
-        return self.parts(word.get("Parts", []), quoted, within=not quoted)
 
     def _starred(self, node: Node, value: Value, quoted: bool) -> Value:
         """Quoted, $* and ${A[*]} are one word."""
@@ -194,14 +184,10 @@ class Words(Knowledge, ABC):
 
     def _replaced(self, node: Node, value: Value | None) -> str:
         old, new = self.pattern(node["Repl"]["Orig"]), self.word(node["Repl"].get("With") or {})
-        if (
-            not isinstance(value, str)
-            or not is_known([value, old, new])
-            or re.search(r"[*?\[\\]|^[#%]", old)
-            or "&" in new
-        ):
-            return self.mark(node, "this replacement is not read")
-        return value.replace(old, new, -1 if node["Repl"].get("All") else 1) if old else value
+        is_plain = not re.search(r"[*?\[\\]|^[#%]", old) and "&" not in new
+        if isinstance(value, str) and is_known([value, old, new]) and is_plain:
+            return value.replace(old, new, -1 if node["Repl"].get("All") else 1) if old else value
+        return self.mark(node, "this replacement is not read")
 
     def _changed(self, node: Node, value: Value, op: str, word: Node) -> str:
         """${A#pattern}, ${A%pattern}, ${A,,} and ${A^^}."""
