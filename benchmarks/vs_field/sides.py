@@ -193,6 +193,8 @@ def verl(model: Path, folder: Path, device: str, longest: int) -> Command:
         "trainer.default_local_dir": folder / "checkpoints",
         "ray_kwargs.ray_init.num_cpus": 64,  # of its own accounting: its processes mostly wait
     }
+    if not is_gpu:
+        options["+ray_kwargs.ray_init.num_gpus"] = 1  # which it asks for on a CPU too
     options |= {f"+{rollout}.engine_kwargs.vllm.{name}": value for name, value in engine.items()}
     options |= {f"+{rollout}.engine_kwargs.vllm.compilation_config.{name}": value for name, value in graphs.items()}
     return ["-m", "verl.trainer.main_ppo", *(f"{name}={value}".replace(" ", "") for name, value in options.items())]
