@@ -35,12 +35,25 @@ from benchmarks.common.models import make_model
 from benchmarks.common.processes import ended_with
 from benchmarks.common.runs import JobError, about, append, measured
 from benchmarks.vs_field import clock, flash_attn
-from benchmarks.vs_field.sides import PACKAGES, SIDES
+from benchmarks.vs_field.sides import SIDES
 
 MODULE = "benchmarks.vs_field.trainer"
 WARMUP = 2
 GIB = 2**30
 PEAK_FLOPS = 989e12  # of an H100 in bfloat16, without sparsity
+PACKAGES = {
+    "torch",
+    "triton",
+    "transformers",
+    "vllm",
+    "accelerate",
+    "deepspeed",
+    "liger_kernel",
+    "peft",
+    "trl",
+    "ms_swift",
+}
+PACKAGES |= {"verl", "ray", "tensordict", "TransferQueue", "grpo_operator"}
 LOG_LINES = 40  # shown of each log of a side that failed
 
 
@@ -78,9 +91,7 @@ def main(output: Path | None, summary: Path | None, side: tuple[str, ...], runs:
                 line |= measured(one, scratch, measure)
                 failed += "error" in line
                 line |= about(MODULE, side=one, lengths=kind, steps=options["steps"], size=options["size"])
-                line["versions"] |= {
-                    name: at for name, at in _packages(paths.get(one)).items() if name == PACKAGES[one]
-                }
+                line["versions"] = _versions(paths.get(one))
                 append(output, line)
                 click.echo(as_table([line]))
     sys.exit(failed)
@@ -123,7 +134,9 @@ def run(
             if device == "cuda" and done > WARMUP:
                 used.append(_used())
             time.sleep(0.1)
-    return summarise([json.loads(line) for line in waves.read_text().splitlines()], wanted, size) | (
+    settings = [part.replace(str(folder), "FOLDER") for part in command[1:]]
+    found = summarise([json.loads(line) for line in waves.read_text().splitlines()], wanted, size)
+    return {**found, "settings": settings} | (
         {"memory_gib": round(max(used) / GIB, 2), "load": os.getloadavg()[0], "cpus": os.cpu_count()} if used else {}
     )
 
@@ -162,9 +175,13 @@ def _used() -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(gpu_handles()[0]).used)
 
 
-def _packages(path: str | None) -> dict[str, str]:
-    found = [*distributions(), *(distributions(path=[path]) if path else ())]
-    return {one.metadata["Name"].replace("-", "_"): one.version for one in found}
+def _versions(path: str | None) -> dict[str, str]:
+    """Versions of what a side may run; those in its own folder hide others."""
+    found: dict[str, str] = {}
+    for one in [*(distributions(path=[path]) if path else ()), *distributions()]:
+        if (name := one.metadata["Name"].replace("-", "_")) in PACKAGES:
+            found.setdefault(name, one.version)
+    return found
 
 
 def as_table(lines: list[dict[str, Any]]) -> str:
