@@ -133,8 +133,8 @@ def swift(model: Path, folder: Path, device: str, longest: int) -> Command:
 def verl(model: Path, folder: Path, device: str, longest: int) -> Command:
     """FSDP2, sequences without padding, micro-batches of 16,384 tokens, Liger's layers, no pass for old log-probs.
 
-    Its performance guide (docs/perf/perf_tuning.rst) names the first four, and docs/algo/rollout_corr.md the last. Weights
-    and AdamW's moments are bfloat16 as the other sides'; its default is float32.
+    Its performance guide (docs/perf/perf_tuning.rst) names the first four, docs/algo/rollout_corr.md the last.
+    Weights and AdamW's moments are bfloat16 as the other sides'; its default is float32.
     """
     import pandas
 

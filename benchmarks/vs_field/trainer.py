@@ -1,14 +1,16 @@
 """A step of several trainers on one GPU: same random model, prompts, lengths of completions, engine and clock.
 
-    python -m benchmarks.vs_field.trainer --side ours --side trl --side ms-swift --side verl --runs 3
+    python -m benchmarks.vs_field.trainer --side ours --side trl --runs 3 --output field.jsonl
+    python -m benchmarks.vs_field.trainer --side verl --path verl=FOLDER/verl --lengths equal --output field.jsonl
     python -m benchmarks.vs_field.trainer --side ms-swift --device cpu --size tiny --output smoke.jsonl  # no figures
     python -m benchmarks.vs_field.trainer --summary field.jsonl
 
-Sides: this project, TRL, and ms-swift (`sides.py` has their settings); each is installed in this environment, or in a
-folder that `--path NAME=FOLDER` puts before it. A step trains on 64 completions of 8 prompts with 256 bytes, without a
-reference model, in bfloat16 with AdamW's moments in the dtype that the side chooses, and gradient checkpointing. vLLM's
-scheduler gives the n-th request of a step the n-th recorded length, and writes when a step's first request came and its
-last one ended (`clock.py`), the same for all sides. A step lasts from its first request to the first of the next one.
+Sides: this project, TRL, ms-swift and verl (`sides.py` has their settings). Each is installed in this environment, or
+in a folder that `--path` puts before it: `pack.sh` makes those of the last two. A step trains on 64 completions of 8
+prompts with 256 bytes, without a reference model, with weights and AdamW's moments in bfloat16, and gradient
+checkpointing. vLLM's scheduler gives the n-th request of a step the n-th recorded length, and writes when a step's
+first request came and its last one ended (`clock.py`), the same for all sides. A step lasts from its first request to
+the first of the next one. ms-swift and verl get PyTorch's attention under flash-attn's name (`flash_attn.py`).
 
 A line has the seconds of each step and of its samples, tokens per second, the peak of memory on the GPU as NVML counts
 it, and the share of the GPU's arithmetic (989 TFLOP/s) that 6 operations for each weight and trained token are.
