@@ -145,6 +145,11 @@ def verl(model: Path, folder: Path, device: str, longest: int) -> Command:
     (folder / "reward.py").write_text(
         "def compute_score(solution_str, **_):\n    return sum(map(ord, solution_str)) % 97 / 97\n"
     )
+    # verl patches a class of TRL if there is a TRL, and the newest does not have it.
+    (trl := folder / "packages/trl/experimental").mkdir(parents=True)
+    for package in (trl.parent, trl):
+        (package / "__init__.py").touch()
+    (trl / "ppo.py").write_text("class AutoModelForCausalLMWithValueHead:\n    pass\n")
     engine = engine_arguments(device)
     graphs = engine.pop("compilation_config", {})
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -196,6 +201,7 @@ def verl(model: Path, folder: Path, device: str, longest: int) -> Command:
     }
     if not is_gpu:
         options["+ray_kwargs.ray_init.num_gpus"] = 1  # which it asks for on a CPU too
+        options["+actor_rollout_ref.model.override_config.attn_implementation"] = "sdpa"
     options |= {f"+{rollout}.engine_kwargs.vllm.{name}": value for name, value in engine.items()}
     options |= {f"+{rollout}.engine_kwargs.vllm.compilation_config.{name}": value for name, value in graphs.items()}
     return ["-m", "verl.trainer.main_ppo", *(f"{name}={value}".replace(" ", "") for name, value in options.items())]
