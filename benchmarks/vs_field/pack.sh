@@ -16,6 +16,10 @@ wheels verl verl==0.9.1 ray==2.60.0 TransferQueue==0.1.11 tensordict==0.10.0 tor
   hydra-core==1.3.8 omegaconf==2.4.0 pylatexenc==2.11 pyvers==0.2.3 orjson==3.13.0 cachetools==8.0.2 importlib-metadata==8.7.0 \
   wandb==0.31.0 sentry-sdk==2.75.0 platformdirs==4.14.8 gitpython==3.2.1 gitdb==4.0.12 smmap==5.0.3
 sources verl antlr4-python3-runtime==4.9.3
+# Of flash-attn, the loss in Triton that verl takes; its setup wants a torch to read the archive.
+FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE python3 -m pip download -q --no-deps --no-binary :all: --no-build-isolation flash-attn==2.8.3
+tar -xzf flash_attn-*.tar.gz -C verl --strip-components=1 --wildcards '*/flash_attn/ops/__init__.py' '*/flash_attn/ops/triton/__init__.py' \
+  '*/flash_attn/ops/triton/cross_entropy.py'
 wheels swift ms-swift==4.6.0 trl==0.29.1 peft==0.20.0 datasets==4.8.4 modelscope==1.40.2 modelscope-hub==0.5.1 addict==2.4.0 \
   attrdict==2.0.1 binpacking==2.0.1 dacite==1.9.2 json-repair==0.64.6 zstandard==0.25.0 sortedcontainers==2.4.0 simplejson==4.3.0 \
   dill==0.4.1 multiprocess==0.70.19 importlib-metadata==8.7.0 pycryptodome==4.4.0 jmespath==1.1.0
