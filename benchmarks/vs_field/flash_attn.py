@@ -1,7 +1,7 @@
 """Two functions of flash-attn 2 by PyTorch's kernels, for trainers that pack sequences with it.
 
-flash-attn has no wheel for the newest torch. `install` writes a package of that name, which forwards to this module. Its
-parts in Triton are found behind it, if they are on the path (`pack.sh` has one).
+flash-attn has no wheel for the newest torch. `install` writes a package of that name, which forwards to this module.
+Its parts in Triton are found behind it, if they are on the path (`pack.sh` has one).
 """
 
 from __future__ import annotations
