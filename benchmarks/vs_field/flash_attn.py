@@ -1,6 +1,7 @@
 """Two functions of flash-attn 2 by PyTorch's kernels, for trainers that pack sequences with it.
 
 flash-attn has no wheel for the newest torch. `install` writes a package of that name, which forwards to this module.
+Its parts in Triton are found behind it, if they are on the path (`pack.sh` has one).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def install(folder: Path) -> None:
     (package := folder / "flash_attn").mkdir(exist_ok=True)
     names = "flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache"
     (package / "__init__.py").write_text(
-        f'from benchmarks.vs_field.flash_attn import {names}\n\n__version__ = "{VERSION}"\n'
+        f"from pkgutil import extend_path\n\nfrom benchmarks.vs_field.flash_attn import {names}\n\n"
+        f'__version__ = "{VERSION}"\n__path__ = extend_path(__path__, __name__)\n'
     )
     names = "index_first_axis, pad_input, rearrange, unpad_input"
     (package / "bert_padding.py").write_text(f"from benchmarks.vs_field.flash_attn import {names}\n")

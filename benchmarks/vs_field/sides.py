@@ -133,7 +133,8 @@ def swift(model: Path, folder: Path, device: str, longest: int) -> Command:
 def verl(model: Path, folder: Path, device: str, longest: int) -> Command:
     """FSDP2, sequences without padding, micro-batches of 16,384 tokens, Liger's layers, no pass for old log-probs.
 
-    Its performance guide (docs/perf/perf_tuning.rst) names the first four, and docs/algo/rollout_corr.md the last. Weights and AdamW's moments are bfloat16 as the other sides'; its default is float32.
+    Its performance guide (docs/perf/perf_tuning.rst) names the first four, docs/algo/rollout_corr.md the last.
+    Weights and AdamW's moments are bfloat16 as the other sides'; its default is float32.
     """
     import pandas
 
@@ -144,6 +145,11 @@ def verl(model: Path, folder: Path, device: str, longest: int) -> Command:
     (folder / "reward.py").write_text(
         "def compute_score(solution_str, **_):\n    return sum(map(ord, solution_str)) % 97 / 97\n"
     )
+    # verl patches a class of TRL if there is a TRL, and the newest does not have it.
+    (trl := folder / "packages/trl/experimental").mkdir(parents=True)
+    for package in (trl.parent, trl):
+        (package / "__init__.py").touch()
+    (trl / "ppo.py").write_text("class AutoModelForCausalLMWithValueHead:\n    pass\n")
     engine = engine_arguments(device)
     graphs = engine.pop("compilation_config", {})
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -193,6 +199,9 @@ def verl(model: Path, folder: Path, device: str, longest: int) -> Command:
         "trainer.default_local_dir": folder / "checkpoints",
         "ray_kwargs.ray_init.num_cpus": 64,  # of its own accounting: its processes mostly wait
     }
+    if not is_gpu:
+        options["+ray_kwargs.ray_init.num_gpus"] = 1  # which it asks for on a CPU too
+        options["+actor_rollout_ref.model.override_config.attn_implementation"] = "sdpa"
     options |= {f"+{rollout}.engine_kwargs.vllm.{name}": value for name, value in engine.items()}
     options |= {f"+{rollout}.engine_kwargs.vllm.compilation_config.{name}": value for name, value in graphs.items()}
     return ["-m", "verl.trainer.main_ppo", *(f"{name}={value}".replace(" ", "") for name, value in options.items())]
@@ -215,5 +224,3 @@ SIDES: dict[str, Callable[[Path, Path, str, int], Command]] = {
     "verl": verl,
 }
 """By name, a function that writes what a side reads into a folder, and returns the arguments of python for it."""
-
-PACKAGES = {"ours": "grpo_operator", "trl": "trl", "ms-swift": "ms_swift", "verl": "verl"}

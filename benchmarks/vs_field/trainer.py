@@ -1,14 +1,16 @@
 """A step of several trainers on one GPU: same random model, prompts, lengths of completions, engine and clock.
 
-    python -m benchmarks.vs_field.trainer --side ours --side trl --side ms-swift --side verl --runs 3
+    python -m benchmarks.vs_field.trainer --side ours --side trl --runs 3 --output field.jsonl
+    python -m benchmarks.vs_field.trainer --side verl --path verl=FOLDER/verl --lengths equal --output field.jsonl
     python -m benchmarks.vs_field.trainer --side ms-swift --device cpu --size tiny --output smoke.jsonl  # no figures
     python -m benchmarks.vs_field.trainer --summary field.jsonl
 
-Sides: this project, TRL, and ms-swift (`sides.py` has their settings); each is installed in this environment, or in a
-folder that `--path NAME=FOLDER` puts before it. A step trains on 64 completions of 8 prompts with 256 bytes, without a
-reference model, in bfloat16 with AdamW's moments in the dtype that the side chooses, and gradient checkpointing. vLLM's
-scheduler gives the n-th request of a step the n-th recorded length, and writes when a step's first request came and its
-last one ended (`clock.py`), the same for all sides. A step lasts from its first request to the first of the next one.
+Sides: this project, TRL, ms-swift and verl (`sides.py` has their settings). Each is installed in this environment, or
+in a folder that `--path` puts before it: `pack.sh` makes those of the last two. A step trains on 64 completions of 8
+prompts with 256 bytes, without a reference model, with weights and AdamW's moments in bfloat16, and gradient
+checkpointing. vLLM's scheduler gives the n-th request of a step the n-th recorded length, and writes when a step's
+first request came and its last one ended (`clock.py`), the same for all sides. A step lasts from its first request to
+the first of the next one. ms-swift and verl get PyTorch's attention under flash-attn's name (`flash_attn.py`).
 
 A line has the seconds of each step and of its samples, tokens per second, the peak of memory on the GPU as NVML counts
 it, and the share of the GPU's arithmetic (989 TFLOP/s) that 6 operations for each weight and trained token are.
@@ -35,12 +37,25 @@ from benchmarks.common.models import make_model
 from benchmarks.common.processes import ended_with
 from benchmarks.common.runs import JobError, about, append, measured
 from benchmarks.vs_field import clock, flash_attn
-from benchmarks.vs_field.sides import PACKAGES, SIDES
+from benchmarks.vs_field.sides import SIDES
 
 MODULE = "benchmarks.vs_field.trainer"
 WARMUP = 2
 GIB = 2**30
 PEAK_FLOPS = 989e12  # of an H100 in bfloat16, without sparsity
+PACKAGES = {
+    "torch",
+    "triton",
+    "transformers",
+    "vllm",
+    "accelerate",
+    "deepspeed",
+    "liger_kernel",
+    "peft",
+    "trl",
+    "ms_swift",
+}
+PACKAGES |= {"verl", "ray", "tensordict", "TransferQueue", "grpo_operator"}
 LOG_LINES = 40  # shown of each log of a side that failed
 
 
@@ -78,9 +93,7 @@ def main(output: Path | None, summary: Path | None, side: tuple[str, ...], runs:
                 line |= measured(one, scratch, measure)
                 failed += "error" in line
                 line |= about(MODULE, side=one, lengths=kind, steps=options["steps"], size=options["size"])
-                line["versions"] |= {
-                    name: at for name, at in _packages(paths.get(one)).items() if name == PACKAGES[one]
-                }
+                line["versions"] = _versions(paths.get(one))
                 append(output, line)
                 click.echo(as_table([line]))
     sys.exit(failed)
@@ -123,7 +136,9 @@ def run(
             if device == "cuda" and done > WARMUP:
                 used.append(_used())
             time.sleep(0.1)
-    return summarise([json.loads(line) for line in waves.read_text().splitlines()], wanted, size) | (
+    settings = [part.replace(str(folder), "FOLDER") for part in command[1:]]
+    found = summarise([json.loads(line) for line in waves.read_text().splitlines()], wanted, size)
+    return {**found, "settings": settings} | (
         {"memory_gib": round(max(used) / GIB, 2), "load": os.getloadavg()[0], "cpus": os.cpu_count()} if used else {}
     )
 
@@ -162,9 +177,13 @@ def _used() -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(gpu_handles()[0]).used)
 
 
-def _packages(path: str | None) -> dict[str, str]:
-    found = [*distributions(), *(distributions(path=[path]) if path else ())]
-    return {one.metadata["Name"].replace("-", "_"): one.version for one in found}
+def _versions(path: str | None) -> dict[str, str]:
+    """Versions of what a side may run; those in its own folder hide others."""
+    found: dict[str, str] = {}
+    for one in [*(distributions(path=[path]) if path else ()), *distributions()]:
+        if (name := one.metadata["Name"].replace("-", "_")) in PACKAGES:
+            found.setdefault(name, one.version)
+    return found
 
 
 def as_table(lines: list[dict[str, Any]]) -> str:

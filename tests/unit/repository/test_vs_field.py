@@ -1,0 +1,71 @@
+"""Asserts what the table of several trainers measures: lengths by order, steps from first request to first request."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.common.runs import JobError
+from benchmarks.vs_field.clock import VARIABLE, Waves, variables
+from benchmarks.vs_field.sides import identity
+from benchmarks.vs_field.trainer import WARMUP, as_table, summarise
+
+WANTED = [5, 7]
+
+
+def test_each_wave_has_all_lengths_in_order_and_ends_with_its_last_request() -> None:
+    lines: list[dict[str, Any]] = []
+    waves = Waves(WANTED, lines.append)
+    for step in range(2):
+        assert [waves.begins(f"{step}-{place}") for place in range(2)] == WANTED
+        waves.ends("a check of weights", 1)
+        waves.ends(f"{step}-1", 7)
+        assert "end" not in lines[-1]
+        waves.ends(f"{step}-0", 5)
+    assert [(line["wave"], line.get("tokens")) for line in lines] == [(0, None), (0, 12), (1, None), (1, 12)]
+
+
+def test_the_engine_is_told_the_lengths_and_the_file(tmp_path: Path) -> None:
+    given = variables(tmp_path, WANTED, tmp_path / "waves.jsonl")
+    assert json.loads(given[VARIABLE]) == [str(tmp_path / "waves.jsonl"), WANTED]
+    assert "benchmarks.vs_field.clock:impose" in next(tmp_path.glob("*/entry_points.txt")).read_text()
+
+
+def _events(tokens: int = 12) -> list[dict[str, Any]]:
+    """Steps of 10 s, of which 4 s are samples; two slower ones before; the last has only begun."""
+    begins = [0.0, 60.0, 90.0, 100.0, 110.0]
+    ends = [{"wave": wave, "end": begin + 4, "tokens": tokens} for wave, begin in enumerate(begins[:-1])]
+    return [*({"wave": wave, "begin": begin} for wave, begin in enumerate(begins)), *ends]
+
+
+def test_measured_steps_are_those_after_the_warmup() -> None:
+    assert WARMUP == 2
+    found = summarise(_events(), WANTED, "1.5")
+    assert found["seconds"] == {"step": [10.0, 10.0], "sampling": [4.0, 4.0]}
+    assert found["median"] == {"step": 10.0, "sampling": 4.0, "rest": 6.0}
+    assert found["tokens_per_second"] == 1.2
+
+
+def test_other_lengths_are_no_result() -> None:
+    with pytest.raises(JobError, match=r"steps of \{11\} tokens, not 12"):
+        summarise(_events(11), WANTED, "1.5")
+
+
+def test_a_table_compares_with_ours_of_the_same_lengths() -> None:
+    ours = {"side": "ours", "lengths": "equal", **summarise(_events(), WANTED, "tiny")}
+    theirs = {**ours, "side": "verl", "median": {**ours["median"], "step": 15.0}}
+    failed = {"side": "verl", "lengths": "lognormal", "error": "0 steps began\nmore"}
+    *_, first, second, third = as_table([ours, theirs, failed]).splitlines()
+    assert (first.split(" | ")[-1], second.split(" | ")[-1]) == ("1.00 |", "1.50 |")
+    assert "failed: 0 steps began |" in third
+
+
+def test_a_message_alone_is_the_prompt(tmp_path: Path) -> None:
+    (model := tmp_path / "model").mkdir()
+    for name in ("config.json", "chat_template.jinja"):
+        (model / name).write_text(name)
+    (folder := tmp_path / "folder").mkdir()
+    own = identity(model, folder)
+    assert (own / "config.json").read_text() == "config.json"
+    assert (own / "chat_template.jinja").read_text().count("<|im_start|>") == 0
+    assert (model / "chat_template.jinja").read_text() == "chat_template.jinja"
