@@ -35,13 +35,25 @@ def ended_with() -> Iterator[None]:
     try:
         yield
     finally:
-        while left := [child for child in psutil.Process().children(recursive=True) if child not in before]:
+        while left := [child for child in _running() if child not in before]:
             for child in left:
                 _kill(child)
-            _, alive = psutil.wait_procs(left, timeout=GRACE)
-            if alive:
+            psutil.wait_procs(left, timeout=GRACE)
+            if alive := [child for child in left if child in _running()]:
                 raise RuntimeError(f"killed, and still there: {', '.join(map(str, alive))}")
         signal.signal(signal.SIGTERM, handler)
+
+
+def _running() -> list[psutil.Process]:
+    """Return the processes below this one, without zombies: the driver may take a minute to free a GPU's memory."""
+    return [child for child in psutil.Process().children(recursive=True) if _status(child) != psutil.STATUS_ZOMBIE]
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_ZOMBIE
 
 
 def _kill(process: psutil.Process) -> None:

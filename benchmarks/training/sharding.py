@@ -5,12 +5,13 @@
 
 All sides train the same random model on the same tokens: transformers' model with gradient checkpointing, Liger's
 fused layers and cross-entropy on a GPU, fused AdamW on weights and moments in bfloat16, gradients clipped. Only what
-shards it differs: DeepSpeed's ZeRO-3 as a job configures it (`zeroStage: 3`, `optimizerDtype: bfloat16`), torch's
-`fully_shard` of each layer and the whole, and DeepSpeed's tensor parallelism. With the first two, each rank has its
-own micro-batches; with AutoTP, all ranks share each micro-batch, so there are as many micro-batches more.
+shards it differs: DeepSpeed's ZeRO-3 as a job configures it (`zeroStage: 3`, `optimizerDtype: bfloat16`), the same with
+gradients that are reduced once a step (`coalesceGradReduction`), torch's `fully_shard` of each layer and the whole,
+which also reduces them once, and DeepSpeed's tensor parallelism. Each rank has its own micro-batches; with AutoTP, all
+ranks share each micro-batch, so there are as many micro-batches more.
 
 A line has the seconds of each step, tokens per second of all ranks by their median, the loss of each step, which all
-sides share but for rounding, and the peak that torch reserves on each GPU.
+sides must share but for rounding, and the peak that torch reserves on each GPU.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from benchmarks.common.processes import run_ranks
 from benchmarks.common.runs import about, append
 
 MODULE = "benchmarks.training.sharding"
-SIDES = ("zero3", "fsdp2", "autotp")
+SIDES = ("zero3", "zero3_coalesced", "fsdp2", "autotp")
 LEARNING_RATE, MAX_NORM, WARMUP = 1e-6, 1.0, 2
 
 
@@ -153,11 +155,16 @@ Step = Callable[[list[Any]], float]
 """Takes an optimizer step on micro-batches of tokens, and returns their mean loss."""
 
 
-def _zero3(model: Path, device: str, own: Any, count: int) -> Step:
+def _zero3(model: Path, device: str, own: Any, count: int, *, coalesces: bool = False) -> Step:
     from grpo_spec.deepspeed_config import deepspeed_config
 
     parallelism = {"zeroStage": 3, "optimizerDtype": "bfloat16"}
-    return _deepspeed(model, device, own, count, deepspeed_config(contract(model, device, 8, parallelism, None).config))
+    config = deepspeed_config(contract(model, device, 8, parallelism, None).config)
+    return _deepspeed(model, device, own, count, config, coalesces=coalesces)
+
+
+def _zero3_coalesced(model: Path, device: str, own: Any, count: int) -> Step:
+    return _zero3(model, device, own, count, coalesces=True)
 
 
 def _autotp(model: Path, device: str, own: Any, count: int) -> Step:
@@ -171,7 +178,9 @@ def _autotp(model: Path, device: str, own: Any, count: int) -> Step:
     return _deepspeed(model, device, own, count, tensor_parallel | dtypes | batch)
 
 
-def _deepspeed(model: Path, device: str, own: Any, count: int, config: dict[str, Any]) -> Step:
+def _deepspeed(
+    model: Path, device: str, own: Any, count: int, config: dict[str, Any], *, coalesces: bool = False
+) -> Step:
     """Return the step of a DeepSpeed engine, which divides and reduces gradients once `count` micro-batches are in."""
     import deepspeed
 
@@ -182,11 +191,14 @@ def _deepspeed(model: Path, device: str, own: Any, count: int, config: dict[str,
 
     def step(batches: list[Any]) -> float:
         losses = []
-        for batch in batches:
-            loss = engine(input_ids=batch, labels=batch).loss
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.detach())
+        with engine.coalesce_grad_reduction() if coalesces else nullcontext():
+            for index, batch in enumerate(batches):
+                loss = engine(input_ids=batch, labels=batch).loss
+                engine.set_gradient_accumulation_boundary(index + 1 == count)
+                engine.backward(loss)
+                losses.append(loss.detach())
+        engine.set_gradient_accumulation_boundary(True)
+        engine.step()
         return statistics.fmean(float(loss) for loss in losses)
 
     return step
