@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -138,9 +139,17 @@ def run(
             time.sleep(0.1)
     settings = [part.replace(str(folder), "FOLDER") for part in command[1:]]
     found = summarise([json.loads(line) for line in waves.read_text().splitlines()], wanted, size)
-    return {**found, "settings": settings} | (
+    return {**found, "said": said(log.read_text(errors="replace"), steps), "settings": settings} | (
         {"memory_gib": round(max(used) / GIB, 2), "load": os.getloadavg()[0], "cpus": os.cpu_count()} if used else {}
     )
+
+
+def said(log: str, steps: int) -> dict[str, float]:
+    """Return the median seconds of each part of the last steps, as verl's log has them: an explanation, no measure."""
+    parts: dict[str, list[float]] = {}
+    for part, seconds in re.findall(r"timing_s/(\w+):([\d.]+)", log):
+        parts.setdefault(part, []).append(float(seconds))
+    return {part: round(statistics.median(seconds[-steps:]), 3) for part, seconds in parts.items()}
 
 
 def summarise(events: list[dict[str, Any]], wanted: list[int], size: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.common.runs import JobError
 from benchmarks.vs_field.clock import VARIABLE, Waves, variables
 from benchmarks.vs_field.sides import identity
-from benchmarks.vs_field.trainer import WARMUP, as_table, summarise
+from benchmarks.vs_field.trainer import WARMUP, as_table, said, summarise
 
 WANTED = [5, 7]
 
@@ -44,6 +44,12 @@ def test_measured_steps_are_those_after_the_warmup() -> None:
     assert found["seconds"] == {"step": [10.0, 10.0], "sampling": [4.0, 4.0]}
     assert found["median"] == {"step": 10.0, "sampling": 4.0, "rest": 6.0}
     assert found["tokens_per_second"] == 1.2
+
+
+def test_parts_of_steps_are_read_from_a_log() -> None:
+    lines = [f"step:{step} - timing_s/gen:{4.0 + step} - timing_s/step:1{step}.5 - perf/mfu:0.1" for step in range(4)]
+    assert said("\n".join(lines), 3) == {"gen": 6.0, "step": 12.5}
+    assert said("nothing", 3) == {}
 
 
 def test_other_lengths_are_no_result() -> None:
