@@ -1,4 +1,4 @@
-"""What was read of one file."""
+"""Content of one file, as it was read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a job takes of a script besides options."""
+    """Parts of a script that a job takes besides options."""
 
     files: dict[str, str]  # by name; one is a module
     packages: tuple[str, ...]  # that the module imports

@@ -1,4 +1,4 @@
-"""When the next attempt begins, and what beginning it changes. Pure.
+"""Begin of an attempt: its time, and the changes that it makes. Pure.
 
 `is_about_to_begin` is the only place that decides it. The reconciler asks it first, checks live that nothing is in the
 way (the claims exist, a dry run of every child succeeds) and refuses the job otherwise. `plan` then asks it again, with

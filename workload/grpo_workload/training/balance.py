@@ -19,9 +19,9 @@ HARDLY = 0.1
 STEADY = 0.05
 """Hysteresis: another number of engines is proposed only when the estimate is nearer to it by this share."""
 UNEVEN = 2.0
-"""From this ratio of the longest completion to the mean on, a step waits for few completions rather than for all."""
+"""Ratio of the longest completion to the mean from which on a step waits for few completions rather than for all."""
 ENOUGH_STALENESS = 4
-"""From this maxStaleness on, more of it is not proposed: tokens get older, and little waiting is left to end."""
+"""Least maxStaleness at which more of it is not proposed: tokens get older, and little waiting is left to end."""
 NEARLY_1 = 0.999
 
 Metrics = Mapping[str, float]

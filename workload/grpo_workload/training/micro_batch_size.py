@@ -32,7 +32,7 @@ from grpo_workload.training.trials import Found, Trials
 logger = logging.getLogger(__name__)
 
 UNEVEN = 1.25
-"""From this ratio of free memory on, ranks are named that have less than others."""
+"""Ratio of free memory from which on ranks are named that have less than others."""
 
 
 def settle_micro_batches(

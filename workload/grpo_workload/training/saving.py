@@ -1,4 +1,4 @@
-"""When checkpoints and exports are saved and published. They are written while training goes on."""
+"""Saving and publishing of checkpoints and exports. They are written while training goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which environment pod a session is opened on: what a rank knows of each, without the requests. Pure."""
+"""Choice of the environment pod for a session, by what the rank knows of each; without the requests. Pure."""
 
 from __future__ import annotations
 
