@@ -10,6 +10,7 @@ from typing import Any
 from grpo_operator.api.progress_status import EvaluationStatus, ExportStatus
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_spec.reports import Progress
+from grpo_spec.words import counted
 
 Object = Mapping[str, Any]
 
@@ -96,15 +97,15 @@ def _checkpoint(job: Object, step: int | None) -> str:
 def _exported(job: Object, export: ExportStatus | None) -> str:
     if export is None:
         return ""
-    step = export.path.rpartition("/step-")[2]
-    return f"exported after {step} steps, {export.bytes:,} bytes: grpo export {job['metadata']['name']} FOLDER"
+    steps = counted(int(export.path.rpartition("/step-")[2]), "step")
+    return f"exported after {steps}, {export.bytes:,} bytes: grpo export {job['metadata']['name']} FOLDER"
 
 
 def _evaluation(tried: EvaluationStatus | None) -> str:
     if tried is None:
         return ""
     value = "without a value" if tried.value is None else f"{tried.value:.3f}"
-    last = f"{tried.metric} {value} after {tried.step} steps"
+    last = f"{tried.metric} {value} after {counted(tried.step, 'step')}"
     if tried.best_step is None or tried.best_metric is None:
         return last
     best = (

@@ -29,6 +29,7 @@ from grpo_operator.layout.job import Job
 from grpo_operator.layout.topology import Topology
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
+from grpo_spec.words import counted
 
 
 def pods_of_attempt(draft: Draft, topology: Topology, observed: Observed) -> list[ObservedPod]:
@@ -112,11 +113,14 @@ def find_obstacle(
     if missing := next((name for name in absent if name not in later), None):
         hint = f"kubectl describe statefulset {missing.rpartition('-')[0]} says why"
         reason, why = why_absent or (Reason.WAITING_FOR_PODS, f"{missing} is missing ({hint})")
-        return reason, f"{len(pods)} of {len(topology.needed_pods)} pods exist; {why}"
+        return reason, f"{len(pods)} of {counted(len(topology.needed_pods), 'pod exists', 'pods exist')}; {why}"
     if (pod := next((pod for pod in pods if pod.unschedulable), None)) is not None:
         return Reason.UNSCHEDULABLE, f"pod {pod.name}: {pod.unschedulable}"
     if waiting := [pod.name for pod in pods if pod.node is None]:
-        return Reason.WAITING_FOR_PODS, f"{len(waiting)} pods wait for the scheduler; the first is {waiting[0]}"
+        return (
+            Reason.WAITING_FOR_PODS,
+            f"{counted(len(waiting), 'pod waits', 'pods wait')} for the scheduler; the first is {waiting[0]}",
+        )
     return None
 
 

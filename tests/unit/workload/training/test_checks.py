@@ -27,7 +27,7 @@ def test_ranks_that_find_other_rows_are_named_with_their_pods() -> None:
     pods = [member.pod for member in contract.members]
     assert str(refusal.value) == (
         f"dataset.path: ranks find other rows in /data/rows.jsonl than rank 0 (pod {pods[0]}): rank 2 (pod {pods[1]}): "
-        f"1 rows instead of 2, fingerprint x instead of a,b; rank 3 (pod {pods[2]}): fingerprint y instead of a,b. "
+        f"1 row instead of 2, fingerprint x instead of a,b; rank 3 (pod {pods[2]}): fingerprint y instead of a,b. "
         "Every trainer pod must read the same files, and nothing may write to them while the job starts"
     )
 
