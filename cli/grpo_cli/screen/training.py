@@ -101,16 +101,16 @@ def _exported(job: Object, export: ExportStatus | None) -> str:
     return f"exported after {steps}, {export.bytes:,} bytes: grpo export {job['metadata']['name']} FOLDER"
 
 
-def _evaluation(tried: EvaluationStatus | None) -> str:
-    if tried is None:
+def _evaluation(evaluation: EvaluationStatus | None) -> str:
+    if evaluation is None:
         return ""
-    value = "without a value" if tried.value is None else f"{tried.value:.3f}"
-    last = f"{tried.metric} {value} after {counted(tried.step, 'step')}"
-    if tried.best_step is None or tried.best_metric is None:
+    value = "without a value" if evaluation.value is None else f"{evaluation.value:.3f}"
+    last = f"{evaluation.metric} {value} after {counted(evaluation.step, 'step')}"
+    if evaluation.best_step is None or evaluation.best_metric is None:
         return last
-    best = (
-        "the best so far" if tried.best_step == tried.step else f"best {tried.best_metric:.3f} after {tried.best_step}"
-    )
+    best = f"best {evaluation.best_metric:.3f} after {evaluation.best_step}"
+    if evaluation.best_step == evaluation.step:
+        best = "the best so far"
     return f"{last}, {best}"
 
 

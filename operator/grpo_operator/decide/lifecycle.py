@@ -116,8 +116,8 @@ def end(draft: Draft, failure: Failure | None, why: str = "") -> None:
     if failure is None:
         trainers = sum(member.role == Role.TRAINER for member in draft.status.members)
         steps = f" after {counted(draft.status.progress.step, 'step')}" if draft.status.progress else ""
-        tried = draft.status.evaluation
-        early = tried.why_stopped if tried else ""
+        evaluation = draft.status.evaluation
+        early = evaluation.why_stopped if evaluation else ""
         where = f"; checkpoint {draft.status.checkpoint}" if draft.status.checkpoint else ""
         message = f"{every(trainers, 'trainer pod', 'trainer pods')} finished{steps}{early}{where}"
         draft.set(Condition.COMPLETE, True, Reason.TRAINING_DONE, message)

@@ -54,7 +54,7 @@ def find_placement_timeout(draft: Draft, topology: Topology, observed: Observed)
     A launcher that has given up on the others has waited for too long, too, if a trainer pod has no node.
     """
     placement, pods = draft.status.placement, pods_of_attempt(draft, topology, observed)
-    obstacle = find_obstacle(topology, pods, observed.why_absent)
+    obstacle = why_unplaced(topology, pods, observed.why_absent)
     if placement is None or obstacle is None:
         return None
     lacking = topology.trainer_pods - {pod.name for pod in pods if pod.node is not None}
@@ -103,7 +103,7 @@ def _placed(pods: Sequence[ObservedPod], names: Sequence[str]) -> bool:
     return {pod.name for pod in pods if pod.node is not None}.issuperset(names)
 
 
-def find_obstacle(
+def why_unplaced(
     topology: Topology, pods: list[ObservedPod], why_absent: tuple[Reason, str] | None
 ) -> tuple[Reason, str] | None:
     """Return why not all pods have a node, or None if they have. `pods`: those of the attempt that exist."""

@@ -15,7 +15,7 @@ from grpo_operator.decide.failure_policy import was_refused
 from grpo_operator.decide.lifecycle import IN_MEMBERS, describe_leaving, first_line, leaving
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.decide.placement import describe_hold, find_obstacle, pods_of_attempt
+from grpo_operator.decide.placement import describe_hold, pods_of_attempt, why_unplaced
 from grpo_operator.layout.topology import Topology
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress
@@ -56,7 +56,7 @@ def _observe_running(draft: Draft, topology: Topology, observed: Observed, repor
     pods = pods_of_attempt(draft, topology, observed)
     if (waits := environment_pods.find_wait(draft.status, topology, observed)) is not None:
         draft.set(Condition.SCHEDULED, False, *waits)
-    elif (obstacle := find_obstacle(topology, pods, observed.why_absent)) is not None:
+    elif (obstacle := why_unplaced(topology, pods, observed.why_absent)) is not None:
         draft.set(Condition.SCHEDULED, False, obstacle[0], obstacle[1] + describe_hold(draft, topology))
     else:
         draft.set(
