@@ -78,7 +78,7 @@ def counted(events: Iterable[Event]) -> dict[str, int]:
 
 
 class Pods:
-    """When pods of a namespace became ready and when they were gone, in Unix time."""
+    """Times at which pods of a namespace became ready and were gone, in Unix time."""
 
     def __init__(self, log: Path, namespace: str) -> None:
         self._log, self._namespace = AuditLog(log), f'"namespace":"{namespace}"'.encode()
@@ -111,7 +111,7 @@ class Pods:
 
 
 class Statuses:
-    """When the status of objects first said something, in Unix time; from one watch."""
+    """Times at which the status of objects first said something, in Unix time; from one watch."""
 
     def __init__(self, api: Api, namespace: str, kind: str, says: Callable[[Manifest], int | None]) -> None:
         """`says` returns a number that the status says, such as the attempt that runs, or None."""

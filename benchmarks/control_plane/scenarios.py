@@ -103,7 +103,7 @@ def _fail(turn: Turn, names: list[str]) -> dict[str, list[float]]:
 
 
 def _moments(events: list[Event], user: str) -> tuple[dict[str, float], ...]:
-    """When each job failed, lost its last pod, said so in its status first, and had its last StatefulSet scaled up."""
+    """Return when each job failed, lost its last pod, said so first, and had a StatefulSet scaled up last."""
     failed: dict[str, float] = {}
     gone, said, scaled = dict(failed), dict(failed), dict(failed)
     for event in events:
@@ -148,7 +148,7 @@ def _each(names: list[str], do: Callable[[str], object]) -> None:
 
 
 def _created(log: AuditLog) -> dict[str, float]:
-    """When each GRPOJob was created."""
+    """Return when each GRPOJob was created."""
     posts = log.news(b'"verb":"create"', b'"resource":"grpojobs"')
     return {event["objectRef"]["name"]: seconds(event) for event in posts}
 

@@ -55,7 +55,7 @@ MISSING = {  # by what an option's name, or the refusal of an example, says
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Where a repository has its examples, and what in one shows that it trains with GRPO."""
+    """A repository's examples: their folders, and the text that shows that one trains with GRPO."""
 
     folders: tuple[str, ...]
     ending: str

@@ -53,7 +53,7 @@ Calls = tuple[tuple[str, dict[str, Any]], ...]
 
 @dataclass(frozen=True)
 class Play:
-    """What a script's user gives it, calls of a model, and why it does not play."""
+    """A script's input from its user, the model's calls, and the reason why it does not play."""
 
     given: dict[str, str] = field(default_factory=dict)
     calls: Calls = ()

@@ -77,7 +77,7 @@ def measure(folder: Path, model: Path, device: str, steps: int, seconds: float) 
 
 @dataclass(slots=True)
 class Seen:
-    """What was seen of a job. Times are Unix times."""
+    """Observations of a job. Times are Unix times."""
 
     steps: dict[int, tuple[float, GpuUse]] = field(default_factory=dict)  # by their number: end, and use until then
     phases: list[tuple[float, str]] = field(default_factory=list)  # of rank 0: when it began

@@ -46,7 +46,7 @@ def run_rank(model: str, folder: str, device_type: str, way: str) -> None:
     from grpo_spec.trainer import TrainerConfig
     from grpo_workload.policy.step.policy import Policy
     from grpo_workload.storage.background import Background
-    from grpo_workload.storage.checkpoint_content import TrainerState
+    from grpo_workload.storage.checkpoint_content import SavedState
     from grpo_workload.storage.checkpoints import Checkpoints
 
     fields = {
@@ -66,7 +66,7 @@ def run_rank(model: str, folder: str, device_type: str, way: str) -> None:
         sys.exit(lacking)
     background.thread.submit(int).result()
     for step in range(2 * REPETITIONS) if way == "both" else range(1, 2 * REPETITIONS, 2):
-        state = TrainerState(step=step, weight_version=step, num_tokens=0, world_size=ranks, zero_stage=2)
+        state = SavedState(step=step, weight_version=step, num_tokens=0, world_size=ranks, zero_stage=2)
         load = os.getloadavg()[0]
         dist.barrier()
         start = time.perf_counter()

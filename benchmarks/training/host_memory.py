@@ -76,7 +76,7 @@ def run_rank(model: str, folder: str, stage: str) -> None:
     from grpo_spec.trainer import TrainerConfig
     from grpo_workload.policy.step import setup
     from grpo_workload.policy.step.policy import Policy
-    from grpo_workload.storage.checkpoint_content import TrainerState
+    from grpo_workload.storage.checkpoint_content import SavedState
     from grpo_workload.storage.checkpoints import Checkpoints
     from grpo_workload.weights import export
 
@@ -102,7 +102,7 @@ def run_rank(model: str, folder: str, stage: str) -> None:
     policy = Policy(config, Device.CPU, timeout_seconds=600, pad_token_id=2)
     tokenizer = AutoTokenizer.from_pretrained(model)
     checkpoints = Checkpoints(Path(folder), f"stage-{stage}", keep=1, attempt=0, pod_uid="uid")
-    state = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=RANKS, zero_stage=int(stage))
+    state = SavedState(step=1, weight_version=1, num_tokens=0, world_size=RANKS, zero_stage=int(stage))
     _, grown = watched(lambda: checkpoints.save(policy, tokenizer, state))
     row = {
         "stage": int(stage),

@@ -1,4 +1,4 @@
-"""What each trainer is told: the same model, prompts, loss and engine, and otherwise its best published settings."""
+"""Settings of each trainer: the same model, prompts, loss and engine, and otherwise its best published settings."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.vs_trl.varlen_attention import Attention
 
 Passes = Callable[[int, int, int, bool], tuple[Callable[[], None], int, int]]
-"""From a case (tokens of the prompt, completions, tokens of each) and whether it shares its prompt to what runs its
-passes, the tokens that the model is fed, and the number of micro-batches."""
+"""Takes a case (tokens of the prompt, completions, tokens of each) and whether it shares its prompt. Returns a function
+that runs its passes, the tokens that the model is fed, and the number of micro-batches."""
 
 
 def trl_passes(folder: Path, device: str, budget: int, lora: dict[str, int]) -> Passes:

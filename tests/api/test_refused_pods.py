@@ -110,7 +110,7 @@ def test_the_words_of_a_refusal_stand_in_the_job_within_seconds(jobs: Jobs, kube
             *_, reason, words = CASES[name]
             place.wait_for("refused", "Accepted", "True")
             refused = place.wait_for("refused", "Scheduled", "False", reason, timeout=SECONDS)
-            assert refused["message"].startswith("0 of 1 pods exist; the cluster refuses pod refused-a-0"), name
+            assert refused["message"].startswith("0 of 1 pod exists; the cluster refuses pod refused-a-0"), name
             assert words in refused["message"], name
             events = [
                 one["note"] for one in place.list("events.events.k8s.io") if one["regarding"]["kind"] == "GRPOJob"

@@ -74,7 +74,7 @@ def test_the_job_fails_once_its_restarts_are_used_up(jobs: Jobs, kubectl: Any) -
         assert conditions["Accepted"].endswith("ignores, spec.training.fancy")
         _fail(jobs, "spent-a-0")
         condition = jobs.wait_for("spent", "Failed", "True", "RankFailed")
-    assert "all 1 restarts of failurePolicy.maxRestarts are used up" in condition["message"]
+    assert "the restart of failurePolicy.maxRestarts is used up" in condition["message"]
     wait_until(lambda: not jobs.list("pod", "training.grpo.dev/job=spent"), "no pod is left", 40)
 
 

@@ -127,13 +127,13 @@ def test_offloaded_states_leave_the_gpu_between_steps_and_change_no_bit(
 def test_states_are_saved_from_the_host_and_leave_the_gpu_after_loading(
     model: Path, tmp_path: Path, dtype: str, size: float
 ) -> None:
-    from grpo_workload.storage.checkpoint_content import TrainerState
+    from grpo_workload.storage.checkpoint_content import SavedState
     from grpo_workload.storage.checkpoints import Checkpoints
 
     policy, config = make_policy(model, 2, dtype, "generating")
     take(policy, 0, config)
     checkpoints = Checkpoints(tmp_path, "run", keep=1, attempt=0, pod_uid="uid")
-    state = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=1, zero_stage=2, optimizer_dtype=dtype)
+    state = SavedState(step=1, weight_version=1, num_tokens=0, world_size=1, zero_stage=2, optimizer_dtype=dtype)
     torch.cuda.reset_peak_memory_stats()
     resting = torch.cuda.memory_allocated()
     checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
@@ -154,13 +154,13 @@ def test_a_checkpoint_that_is_written_during_the_next_step_resumes_to_the_same_b
     model: Path, tmp_path: Path, offload: str
 ) -> None:
     from grpo_workload.storage.background import Background
-    from grpo_workload.storage.checkpoint_content import TrainerState
+    from grpo_workload.storage.checkpoint_content import SavedState
     from grpo_workload.storage.checkpoints import Checkpoints
 
     policy, config = make_policy(model, 2, "float32", offload)
     take(policy, 0, config)
     checkpoints = Checkpoints(tmp_path, "run", keep=1, attempt=0, pod_uid="uid")
-    state = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=1, zero_stage=2)
+    state = SavedState(step=1, weight_version=1, num_tokens=0, world_size=1, zero_stage=2)
     background = Background(policy.device)
     assert background.staging.reserve(checkpoints.num_bytes(policy)) is None
     tokenizer = AutoTokenizer.from_pretrained(model)

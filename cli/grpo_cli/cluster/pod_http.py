@@ -48,7 +48,7 @@ class ForwardedConnection(http.client.HTTPConnection):
 
 
 class _Socket:
-    """What `http.client` needs of a socket. Failures are ConnectionErrors."""
+    """The part of a socket that `http.client` needs. Failures are ConnectionErrors."""
 
     def __init__(self, websocket: Any) -> None:
         self._websocket, self._rest, self._begun = websocket, b"", {DATA: False, ERROR: False}

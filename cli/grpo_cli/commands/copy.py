@@ -19,6 +19,7 @@ import click
 
 from grpo_cli.commands.options import job_argument, on_cluster
 from grpo_cli.errors import CliError, Exit
+from grpo_spec.words import counted
 
 if TYPE_CHECKING:
     from grpo_cli.cluster.copying.transfer import Side
@@ -158,7 +159,7 @@ def copy_files(kube: Kube, source: Place, target: Place, *, image: str | None, j
                 transfer.copy(one, path, other, to, done, found)
     size, number = sum(found["files"].values()), len(found["files"])
     where = f"{claim}:{to}" if target.claim else f"/{to}" if os.sep == "/" else target.path
-    _say(f"{number} file{'s' * (number != 1)}, {size:,} bytes: {source} is at {where}")
+    _say(f"{counted(number, 'file')}, {size:,} bytes: {source} is at {where}")
 
 
 def _say(text: str) -> None:

@@ -28,6 +28,7 @@ from grpo_cli.screen.terminal import console, screen, show
 from grpo_operator.api import names
 from grpo_operator.api.site import queue_of
 from grpo_operator.api.status import read_status
+from grpo_spec.words import counted
 
 LOG_BYTES = 5 << 20
 """Bytes of one container's log, from its end."""
@@ -45,7 +46,10 @@ def write_archive(kube: Kube, job: str, output: Path | None) -> None:
     output.write_bytes(collected.archive(output.name.removesuffix(".tar.gz")))
     for problem in collected.problems:
         click.echo(f"not collected: {problem}", err=True)
-    click.echo(f"{output}: {len(collected.files)} files; secrets are removed, but read it before you send it", err=True)
+    click.echo(
+        f"{output}: {counted(len(collected.files), 'file')}; secrets are removed, but read it before you send it",
+        err=True,
+    )
 
 
 class Collection:

@@ -47,11 +47,11 @@ def render(
     from grpo_cli.documents.manifest import load_job
     from grpo_cli.documents.yaml_values import write_yaml
     from grpo_cli.screen.rank_table import table
-    from grpo_cli.screen.words import counted
     from grpo_operator.layout.contracts import make_contract
     from grpo_operator.layout.manifests import manifests
     from grpo_operator.layout.topology import plan_topology
     from grpo_spec.deepspeed_config import accelerate_config, deepspeed_config
+    from grpo_spec.words import counted
 
     document = load_job(manifest)
     job = _with_site(document, namespace, kubeconfig, context) if cluster else document.job(namespace or "default")
@@ -113,8 +113,8 @@ def run(manifest: Path, output: Path, namespace: str) -> None:
     from grpo_cli.documents.manifest import load_job
     from grpo_cli.local import processes
     from grpo_cli.local.variables import variables
-    from grpo_cli.screen.words import counted
     from grpo_operator.layout.topology import plan_topology
+    from grpo_spec.words import counted
 
     job = load_job(manifest).job(namespace)
     topology = plan_topology(job)

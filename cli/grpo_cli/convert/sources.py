@@ -10,6 +10,7 @@ from grpo_cli.convert import values as v
 from grpo_cli.convert.draft import Draft
 from grpo_cli.convert.python.trainer import SCORED_BY_ITSELF
 from grpo_cli.convert.rows import Kind
+from grpo_spec.words import counted
 
 _FILES = {".json", ".jsonl", ".parquet", ".csv"}
 _ACCURACY = {"name": "accuracy", "accuracy": {}}
@@ -127,7 +128,7 @@ def _weights(draft: Draft, count: int) -> list[dict[str, float]]:
     """The field `weight` of each of `count` rewards, left out where it is 1."""
     weights = [v.number(weight) for weight in draft.facts.get("reward_weights") or [1] * count]
     if len(weights) != count:
-        draft.left("reward_weights", weights, f"{count} rewards need {count} weights: all are 1", "rewards")
+        draft.left("reward_weights", weights, f"{counted(count, 'weight')} would be needed: all are 1", "rewards")
         weights = [1.0] * count
     return [{} if weight == 1 else {"weight": weight} for weight in weights]
 

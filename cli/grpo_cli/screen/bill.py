@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grpo_operator.api.usage_status import PARTS, Usage
+from grpo_spec.words import counted
 
 
 def describe_usage(usage: Usage | None, price: tuple[float, str] | None = None) -> str:
@@ -12,6 +13,7 @@ def describe_usage(usage: Usage | None, price: tuple[float, str] | None = None) 
         return ""
     shares = {use: usage.gpu_seconds.get(use, 0) / held for use in PARTS}
     parts = ", ".join(f"{share:.0%} {use}" for use, share in shares.items() if share >= 0.005)
-    hours = f"{held / 3600:,.1f} GPU hours" if held >= 3600 else f"{held / 60:,.0f} GPU minutes"
+    short = counted(round(held / 60), "GPU minute") if held >= 60 else counted(round(held), "GPU second")
+    hours = f"{held / 3600:,.1f} GPU hours" if held >= 3600 else short
     cost = f" for {held / 3600 * price[0]:,.2f} {price[1]}" if price else ""
     return f"{hours}{cost}: {parts}"

@@ -1,4 +1,4 @@
-"""Where the values of a job are from that its user did not write. Pure."""
+"""Origins of a job's values that its user did not write. Pure."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from grpo_operator.layout.topology import Topology
 from grpo_spec.contract import Member
 
 CREATING = "ContainerCreating"
-"""Why a pod is not ready that a node has taken, in kubelet's words."""
+"""Kubelet's reason for a pod that has a node and is not ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from grpo_cli.screen import words
 from grpo_cli.screen.training import LauncherReport, Training
 from grpo_cli.screen.view import JobView, make_view
 from grpo_operator.decide.lifecycle import IN_STATUS, describe
+from grpo_spec.words import counted
 
 STYLES = {
     "Succeeded": "bold green",
@@ -164,7 +165,7 @@ def _groups(view: JobView) -> Table:
     table = _columns("GROUP", "ROLE", "READY", "PODS x GPUS", "")
     for group in view.groups:
         style = "" if group.ready >= group.desired or view.ended else "yellow"
-        again = f"recreated {group.incarnation} times" if group.incarnation else ""
+        again = f"recreated {counted(group.incarnation, 'time')}" if group.incarnation else ""
         ready = "-" if view.ended else f"{group.ready}/{group.desired}"
         table.add_row(group.name, group.role, ready, view.shapes.get(group.name, ""), again, style=style)
     return table

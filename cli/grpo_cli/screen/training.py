@@ -10,6 +10,7 @@ from typing import Any
 from grpo_operator.api.progress_status import EvaluationStatus, ExportStatus
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_spec.reports import Progress
+from grpo_spec.words import counted
 
 Object = Mapping[str, Any]
 
@@ -96,20 +97,20 @@ def _checkpoint(job: Object, step: int | None) -> str:
 def _exported(job: Object, export: ExportStatus | None) -> str:
     if export is None:
         return ""
-    step = export.path.rpartition("/step-")[2]
-    return f"exported after {step} steps, {export.bytes:,} bytes: grpo export {job['metadata']['name']} FOLDER"
+    steps = counted(int(export.path.rpartition("/step-")[2]), "step")
+    return f"exported after {steps}, {export.bytes:,} bytes: grpo export {job['metadata']['name']} FOLDER"
 
 
-def _evaluation(tried: EvaluationStatus | None) -> str:
-    if tried is None:
+def _evaluation(evaluation: EvaluationStatus | None) -> str:
+    if evaluation is None:
         return ""
-    value = "without a value" if tried.value is None else f"{tried.value:.3f}"
-    last = f"{tried.metric} {value} after {tried.step} steps"
-    if tried.best_step is None or tried.best_metric is None:
+    value = "without a value" if evaluation.value is None else f"{evaluation.value:.3f}"
+    last = f"{evaluation.metric} {value} after {counted(evaluation.step, 'step')}"
+    if evaluation.best_step is None or evaluation.best_metric is None:
         return last
-    best = (
-        "the best so far" if tried.best_step == tried.step else f"best {tried.best_metric:.3f} after {tried.best_step}"
-    )
+    best = f"best {evaluation.best_metric:.3f} after {evaluation.best_step}"
+    if evaluation.best_step == evaluation.step:
+        best = "the best so far"
     return f"{last}, {best}"
 
 

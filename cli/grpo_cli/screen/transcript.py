@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.text import Text
 
+from grpo_spec.words import counted
+
 Row = Mapping[str, Any]
 
 
@@ -29,7 +31,7 @@ def transcript(row: Row) -> Text:
         is_own = message["role"] == "assistant"
         is_first = is_own or was_own  # the results of one turn are counted together
         number = next(counts, None) if is_first else None  # not counted if turns are another sequence's
-        count = "" if number is None else f" · {number} tokens" + ("" if is_own else " read")
+        count = "" if number is None else f" · {counted(number, 'token')}" + ("" if is_own else " read")
         was_own = is_own
         name = f" {message['name']}" if message.get("name") else ""
         _say(
@@ -60,12 +62,14 @@ def _facts(episode: Row) -> Iterator[str]:
         yield f"lost ({episode['lost']}), counts nowhere: {_safe(episode['failure'])}"
     if "turns" in episode:
         calls, failed = episode["calls"], episode["failed_calls"]
-        yield f"{episode['turns']} turns, {calls} calls" + (f" ({failed} failed)" if failed else "")
+        yield f"{counted(episode['turns'], 'turn')}, {counted(calls, 'call')}" + (
+            f" ({failed} failed)" if failed else ""
+        )
         yield f"{episode['call_seconds']:.2f} s in calls"
     if episode.get("wait_seconds", 0) >= 0.1:
         yield f"waited {episode['wait_seconds']:.1f} s for a session"
     if episode.get("retries"):
-        yield f"began again {episode['retries']} times"
+        yield f"began again {counted(episode['retries'], 'time')}"
     if episode.get("is_truncated"):
         yield "truncated"
 

@@ -63,11 +63,6 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def counted(number: int, noun: str) -> str:
-    """Return "1 pod" or "2 pods"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def some(words: Sequence[str], most: int) -> str:
     """Return the first `most` words, and the number of further ones."""
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from grpo_operator.api.pod_template import PodGroup, list_map
+from grpo_operator.api.pod_template import GroupSpec, list_map
 from grpo_spec.generation import Topology
 from grpo_spec.schema import Name, Rule, Section
 
 
-class EnvironmentPodGroup(PodGroup):
+class EnvironmentPodGroup(GroupSpec):
     """Environment pods of one kind."""
 
     RULES = (

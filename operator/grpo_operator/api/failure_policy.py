@@ -16,7 +16,7 @@ ExitCodes = Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], Field(min
 
 
 class FailureRule(Section):
-    """What to do after failures of one kind.
+    """An action for failures of one kind.
 
     A failure matches if it has the role, exit code and reason that the rule sets.
     """
@@ -59,7 +59,7 @@ class FailureRule(Section):
 
 
 class FailurePolicy(Section):
-    """What is restarted after a failure, how often and how soon."""
+    """Restarts after failures: their scope, number and pace."""
 
     RULES = (
         Rule(

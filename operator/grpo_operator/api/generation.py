@@ -44,7 +44,7 @@ class GenerationGroup(GpuGroup):
 
 
 class ElasticSpec(Section):
-    """How many engines there are now, and may be, while the job runs."""
+    """Number of engines while the job runs, and its limits."""
 
     RULES = (
         Rule(
@@ -195,7 +195,7 @@ def _belongs(member: str, field: str, topology: Topology) -> Rule:
 
 
 class GenerationSpec(GenerationConfig):
-    """Which engine generates completions, and where."""
+    """Engine that generates completions, and its place."""
 
     RULES = (
         _belongs("server", "server", Topology.SERVER),

@@ -26,7 +26,7 @@ class FailedNode(StatusSection):
 
 
 class PlacementStatus(StatusSection):
-    """How many pods of the current attempt have a node, while others have none."""
+    """Number of the attempt's pods with a node, while others have none."""
 
     placed: int = Field(description="Number of pods that have a node; the largest so far in this attempt.")
     since: Time = Field(description="Time when this number was reached; scheduling.timeoutSeconds counts from it.")
@@ -40,7 +40,7 @@ class PlacementTimeouts(StatusSection):
 
 
 class GroupAdmission(StatusSection):
-    """What Kueue's admission adds to the pods of a group."""
+    """Settings that Kueue's admission adds to a group's pods."""
 
     name: str = Field(max_length=63, description="Name of the group.")
     node_selector: LabelMap = Field(default_factory=dict, description="Labels of the nodes of the resource flavors.")

@@ -161,7 +161,7 @@ class PodTemplate(Section):
     )
 
 
-class PodGroup(Section):
+class GroupSpec(Section):
     """Pods of one kind; each group becomes a StatefulSet."""
 
     name: Annotated[str, Field(min_length=1, max_length=20, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = Field(
@@ -174,7 +174,7 @@ class PodGroup(Section):
     )
 
 
-class GpuGroup(PodGroup):
+class GpuGroup(GroupSpec):
     """Pods of one kind, with GPUs."""
 
     gpus: int = Field(ge=1, le=64, description="Number of GPUs of each pod.")

@@ -23,7 +23,7 @@ from grpo_operator.api.infrastructure import (
     SchedulingSpec,
     TrainerSpec,
 )
-from grpo_operator.api.pod_template import LabelMap, PodGroup, PodTemplate, TextMap
+from grpo_operator.api.pod_template import GroupSpec, LabelMap, PodTemplate, TextMap
 from grpo_operator.api.strict import read_strictly
 from grpo_spec.generation import GenerationConfig, Topology
 from grpo_spec.schema import Rule
@@ -261,7 +261,7 @@ class GRPOJobSpec(TrainerConfig):
     )
 
     @property
-    def pod_groups(self) -> tuple[PodGroup, ...]:
+    def pod_groups(self) -> tuple[GroupSpec, ...]:
         """All groups of pods: trainer pods, then engine pods, then environment pods."""
         return (
             *self.trainer.groups,

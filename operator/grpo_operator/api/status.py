@@ -46,7 +46,7 @@ class GroupStatus(StatusSection):
 
 
 class MemberOutcome(StatusSection):
-    """How a pod ended, recorded as soon as it was seen."""
+    """End of a pod, recorded as soon as it was seen."""
 
     exit_code: int = Field(description="Exit code of the container; -1 if there is none.")
     reason: str = Field(max_length=128, description="Why it ended, as one word for programs.")
@@ -57,7 +57,7 @@ class MemberOutcome(StatusSection):
 
 
 class Disruption(StatusSection):
-    """Why the cluster takes a pod away."""
+    """Reason for which the cluster takes a pod away."""
 
     reason: str = Field(max_length=128, description="Evicted, Preempted, NodeLost or PodReplaced.")
     message: str = Field(max_length=4096, description="What the reason means, with the words of the cluster.")

@@ -34,7 +34,7 @@ class StoredSpec:
     """Fields that this release does not have, as paths."""
 
     refused: str | None = None
-    """What its site has against it: with that, no attempt may begin."""
+    """The site's objection. With one, no attempt may begin."""
 
 
 def read_spec(raw: Any, status: GRPOJobStatus, layers: Layers | None = None, label: str = "") -> StoredSpec:

@@ -1,4 +1,4 @@
-"""When the next attempt begins, and what beginning it changes. Pure.
+"""Begin of an attempt: its time, and the changes that it makes. Pure.
 
 `is_about_to_begin` is the only place that decides it. The reconciler asks it first, checks live that nothing is in the
 way (the claims exist, a dry run of every child succeeds) and refuses the job otherwise. `plan` then asks it again, with
@@ -19,6 +19,7 @@ from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.topology import Topology
 from grpo_spec.reasons import Reason
+from grpo_spec.words import counted
 
 
 def is_about_to_begin(job: Job, status: GRPOJobStatus, observed: Observed, now: datetime) -> bool:
@@ -73,7 +74,7 @@ def begin(draft: Draft, topology: Topology) -> None:
 def accept(draft: Draft, topology: Topology) -> None:
     """Say that nothing is in the way of an attempt."""
     shape = ", ".join(f"{group.name} {group.spec.replicas} x {group.gpus}" for group in topology.groups)
-    message = f"{topology.world_size} ranks on {len(topology.members)} pods ({shape})"
+    message = f"{counted(topology.world_size, 'rank')} on {counted(len(topology.members), 'pod')} ({shape})"
     if draft.job.ignored:
         message += f"; this operator does not know, and ignores, {', '.join(draft.job.ignored)}"
     draft.set(Condition.ACCEPTED, True, Reason.VALID, message)

@@ -156,11 +156,12 @@ def _summarise(status: GRPOJobStatus, topology: str) -> GRPOJobStatus:
     reason = explaining.reason if explaining else ""
     if reason in (Reason.RESTARTING, Reason.RESTARTING_IN_PLACE) and status.last_failure is not None:
         reason = status.last_failure.reason  # the condition's own reason says no more than the phase
-    progress, tried = status.progress, status.evaluation
+    progress, evaluation = status.progress, status.evaluation
+    best = evaluation.best_metric if evaluation else None
     summary = Summary(
         step=clip(f"{progress.step}/{progress.total_steps}", 32) if progress and progress.total_steps else "",
         reward=_short(progress.reward) if progress and progress.reward is not None else "",
-        best=f"{_short(tried.best_metric)}@{tried.best_step}" if tried and tried.best_metric is not None else "",
+        best=f"{_short(best)}@{evaluation.best_step}" if evaluation and best is not None else "",
         trainer=_ready(status, Role.TRAINER),
         generation=_ready(status, Role.GENERATION) or topology,
         environments=_ready(status, Role.ENVIRONMENT),

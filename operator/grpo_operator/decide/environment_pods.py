@@ -20,6 +20,7 @@ from grpo_operator.layout.groups import Group
 from grpo_operator.layout.topology import Topology
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
+from grpo_spec.words import counted
 
 
 def is_ready(pod: ObservedPod) -> bool:
@@ -108,6 +109,6 @@ def why_not_ready(pod: ObservedPod) -> str:
         return pod.waiting or "it is not ready yet; it begins by importing the modules of tools and environments"
     last, times = pod.endings[-1].outcome, max(pod.restarts, 1)
     waits = f", {pod.waiting.partition(':')[0]}" if pod.waiting else ""
-    ended = f"ended {times} time{'s' if times > 1 else ''}{waits}"
+    ended = f"ended {counted(times, 'time')}{waits}"
     said = first_line(last.message, " ...")
     return f"{ended}; the last one as {last.reason}" + (f": {said}" if said else "")

@@ -11,6 +11,7 @@ from grpo_operator.api.names import Role
 from grpo_operator.api.status import Failure, MemberOutcome, Restarts
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode
+from grpo_spec.words import every
 
 FREE = frozenset({Reason.PREEMPTED, Reason.NODE_LOST, Reason.STOPPED, Reason.PLACEMENT_TIMEOUT})
 """Reasons that no user or program is to blame for: restarts after them do not count unless a rule says so. Nor do those
@@ -44,10 +45,9 @@ def decide(policy: FailurePolicy, failure: Failure, restarts: Restarts, halvings
     """
     decision = _decide(policy, failure, halvings)
     if decision.action != "Fail" and decision.counted and restarts.counted >= policy.max_restarts:
-        spent = f"all {policy.max_restarts} restarts of failurePolicy.maxRestarts are used up"
-        return Decision(
-            action="Fail", counted=True, why=spent if policy.max_restarts else "failurePolicy.maxRestarts is 0"
-        )
+        most = "failurePolicy.maxRestarts"
+        spent = f"{every(policy.max_restarts, f'restart of {most} is', f'restarts of {most} are')} used up"
+        return Decision(action="Fail", counted=True, why=spent if policy.max_restarts else f"{most} is 0")
     return decision
 
 

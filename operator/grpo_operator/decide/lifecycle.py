@@ -19,6 +19,7 @@ from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import Draft, find, rests
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
+from grpo_spec.words import counted, every
 
 IN_STATUS = " (more in status.lastFailure)"
 """Ends a failure's first line where more follow."""
@@ -75,7 +76,7 @@ def wait_for_old(foreign: Sequence[str]) -> str:
 
 
 def _saving(left: Mapping[str, str]) -> str:
-    return f"{len(left)} pods are saving and ending: {_named(left)}"
+    return f"{counted(len(left), 'pod is', 'pods are')} saving and ending: {_named(left)}"
 
 
 def _named(left: Mapping[str, str]) -> str:
@@ -103,7 +104,8 @@ def name_left(draft: Draft, left: Mapping[str, str], foreign: Sequence[str]) -> 
     said = old.message.partition(_LEFT)[0]
     is_time = at is None or seconds_between(at, draft.now) >= 0
     if left and (is_time or any(left.values())):
-        said = f"{clip(said, 3072)}{_LEFT}{len(left)} pods that still end: {_named(left)}"
+        pods = counted(len(left), "pod that still ends", "pods that still end")
+        said = f"{clip(said, 3072)}{_LEFT}{pods}: {_named(left)}"
     elif foreign and is_time:
         said = f"{clip(said, 3072)}{_LEFT}objects of an earlier job of the same name: {', '.join(foreign[:5])}"
     draft.set(Condition.RESTARTING, True, old.reason, said)
@@ -113,11 +115,11 @@ def end(draft: Draft, failure: Failure | None, why: str = "") -> None:
     """End the job: Complete if `failure` is None, else Failed. `why` says which part of the policy ends it."""
     if failure is None:
         trainers = sum(member.role == Role.TRAINER for member in draft.status.members)
-        steps = f" after {draft.status.progress.step} steps" if draft.status.progress else ""
-        tried = draft.status.evaluation
-        early = tried.why_stopped if tried else ""
+        steps = f" after {counted(draft.status.progress.step, 'step')}" if draft.status.progress else ""
+        evaluation = draft.status.evaluation
+        early = evaluation.why_stopped if evaluation else ""
         where = f"; checkpoint {draft.status.checkpoint}" if draft.status.checkpoint else ""
-        message = f"all {trainers} trainer pods finished{steps}{early}{where}"
+        message = f"{every(trainers, 'trainer pod', 'trainer pods')} finished{steps}{early}{where}"
         draft.set(Condition.COMPLETE, True, Reason.TRAINING_DONE, message)
     else:
         said = describe(failure) + (f"; {why}" if why else "") + _what_is_left(draft.status)
@@ -175,7 +177,7 @@ def passed_deadline(draft: Draft) -> Failure | None:
         return None
     message = f"attempt {status.attempt} is not running after {waited:.0f} s (spec.startupDeadlineSeconds)"
     if status.placement_timeouts is not None:
-        message += f", and {status.placement_timeouts.total} attempts found nodes for only some of their pods"
+        message += f", and {counted(status.placement_timeouts.total, 'attempt')} found nodes for only some of the pods"
     message += _obstacle(status)
     return Failure(
         reason=Reason.STARTUP_DEADLINE_EXCEEDED,

@@ -74,7 +74,7 @@ class Observed:
     cluster refuses it."""
 
     lost_nodes: Mapping[str, datetime] = field(default_factory=dict)
-    """Since when a node is not ready, by its name; only nodes that were read."""
+    """Time at which each node that is not ready stopped being so, by its name; only nodes that were read."""
 
     absent_nodes: frozenset[str] = frozenset()
     """The lost nodes that no longer exist."""

@@ -29,6 +29,7 @@ from grpo_operator.layout.job import Job
 from grpo_operator.layout.topology import Topology
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
+from grpo_spec.words import counted
 
 
 def pods_of_attempt(draft: Draft, topology: Topology, observed: Observed) -> list[ObservedPod]:
@@ -53,7 +54,7 @@ def find_placement_timeout(draft: Draft, topology: Topology, observed: Observed)
     A launcher that has given up on the others has waited for too long, too, if a trainer pod has no node.
     """
     placement, pods = draft.status.placement, pods_of_attempt(draft, topology, observed)
-    obstacle = find_obstacle(topology, pods, observed.why_absent)
+    obstacle = why_unplaced(topology, pods, observed.why_absent)
     if placement is None or obstacle is None:
         return None
     lacking = topology.trainer_pods - {pod.name for pod in pods if pod.node is not None}
@@ -102,7 +103,7 @@ def _placed(pods: Sequence[ObservedPod], names: Sequence[str]) -> bool:
     return {pod.name for pod in pods if pod.node is not None}.issuperset(names)
 
 
-def find_obstacle(
+def why_unplaced(
     topology: Topology, pods: list[ObservedPod], why_absent: tuple[Reason, str] | None
 ) -> tuple[Reason, str] | None:
     """Return why not all pods have a node, or None if they have. `pods`: those of the attempt that exist."""
@@ -112,11 +113,14 @@ def find_obstacle(
     if missing := next((name for name in absent if name not in later), None):
         hint = f"kubectl describe statefulset {missing.rpartition('-')[0]} says why"
         reason, why = why_absent or (Reason.WAITING_FOR_PODS, f"{missing} is missing ({hint})")
-        return reason, f"{len(pods)} of {len(topology.needed_pods)} pods exist; {why}"
+        return reason, f"{len(pods)} of {counted(len(topology.needed_pods), 'pod exists', 'pods exist')}; {why}"
     if (pod := next((pod for pod in pods if pod.unschedulable), None)) is not None:
         return Reason.UNSCHEDULABLE, f"pod {pod.name}: {pod.unschedulable}"
     if waiting := [pod.name for pod in pods if pod.node is None]:
-        return Reason.WAITING_FOR_PODS, f"{len(waiting)} pods wait for the scheduler; the first is {waiting[0]}"
+        return (
+            Reason.WAITING_FOR_PODS,
+            f"{counted(len(waiting), 'pod waits', 'pods wait')} for the scheduler; the first is {waiting[0]}",
+        )
     return None
 
 

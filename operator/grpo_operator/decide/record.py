@@ -119,12 +119,12 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
         return
     shown, known = draft.status.progress, draft.status.evaluation
     is_cut = final is not None and not final.metrics  # a long message leaves room for no more than the steps
-    tried = known if is_cut else EvaluationStatus.read(newest.evaluation)
+    evaluation = known if is_cut else EvaluationStatus.read(newest.evaluation)
     if old is not None and draft.status.attempt_start_time and old.time < draft.status.attempt_start_time:
         old = None  # of an earlier attempt
     export = ExportStatus.read(newest.export) or draft.status.export
     is_same = old is not None and (old.step, old.checkpoint_step) == (newest.step, newest.checkpoint_step)
-    if is_same and (known, draft.status.export) == (tried, export):
+    if is_same and (known, draft.status.export) == (evaluation, export):
         return
     something_failed = any(one.outcome and not is_done(one.outcome) for one in draft.status.members)
     is_early = old is not None and seconds_between(old.time, draft.now) < PROGRESS_SECONDS
@@ -139,7 +139,7 @@ def _read_progress(draft: Draft, topology: Topology, observed: Observed, reports
         progress = edit(progress, advice=None)
     draft.update(
         progress=progress,
-        evaluation=tried,
+        evaluation=evaluation,
         checkpoint=newest.checkpoint or draft.status.checkpoint,
         export=export,
     )

@@ -15,10 +15,11 @@ from grpo_operator.decide.failure_policy import was_refused
 from grpo_operator.decide.lifecycle import IN_MEMBERS, describe_leaving, first_line, leaving
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.decide.placement import describe_hold, find_obstacle, pods_of_attempt
+from grpo_operator.decide.placement import describe_hold, pods_of_attempt, why_unplaced
 from grpo_operator.layout.topology import Topology
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress
+from grpo_spec.words import counted, every
 
 _CREATING = "ContainerCreating"
 """What a kubelet says of a container until it has begun. If the pod is prepared, only its image is missing."""
@@ -58,10 +59,12 @@ def _observe_running(draft: Draft, topology: Topology, observed: Observed, repor
     pods = pods_of_attempt(draft, topology, observed)
     if (waits := environment_pods.find_wait(draft.status, topology, observed)) is not None:
         draft.set(Condition.SCHEDULED, False, *waits)
-    elif (obstacle := find_obstacle(topology, pods, observed.why_absent)) is not None:
+    elif (obstacle := why_unplaced(topology, pods, observed.why_absent)) is not None:
         draft.set(Condition.SCHEDULED, False, obstacle[0], obstacle[1] + describe_hold(draft, topology))
     else:
-        draft.set(Condition.SCHEDULED, True, Reason.ALL_PODS_SCHEDULED, f"all {len(pods)} pods have a node")
+        draft.set(
+            Condition.SCHEDULED, True, Reason.ALL_PODS_SCHEDULED, f"{every(len(pods), 'pod has', 'pods have')} a node"
+        )
     running, reason, message = _running(draft, topology, pods, observed, reports.get(topology.members[0].pod))
     draft.set(Condition.RUNNING, running, reason, message + _leaving(draft.status, topology))
     if running:
@@ -78,7 +81,7 @@ def _running(
         return (
             True,
             Reason.ALL_RANKS_RUNNING,
-            f"all {expected} pods are ready{_elastic(draft.status, topology, observed)}"
+            f"{every(expected, 'pod is', 'pods are')} ready{_elastic(draft.status, topology, observed)}"
             f"{environment_pods.describe(topology, observed)}{_still(progress, draft)}",
         )
     silent = [pod for pod in pods if not pod.ready and not pod.outcome and pod.node in observed.lost_nodes]
@@ -99,13 +102,13 @@ def _running(
     engines = [pod.name for pod in pods if pod.name not in topology.trainer_pods and not pod.ready]
     if engines and ready + len(engines) == expected:
         number = sum(not set(engines).isdisjoint(one.pods) for one in topology.engines)
-        waits = f"the ranks wait for {number} engines to load: {', '.join(engines[:8])}"
+        waits = f"the ranks wait for {counted(number, 'engine')} to load: {', '.join(engines[:8])}"
         return False, Reason.WAITING_FOR_ENGINES, waits
     fallen = [pod.name for pod in pods if not pod.ready] if draft.status.running_time else []
     more = f"; no longer ready: {', '.join(fallen[:8])}" if fallen else ""
     if pulling := next((pod for pod in pods if pod.prepared and (pod.waiting or "").startswith(_CREATING)), None):
         more = f"; pod {pulling.name} on node {pulling.node} pulls its image"
-    return False, Reason.STARTING, f"{ready} of {expected} pods are ready{more}"
+    return False, Reason.STARTING, f"{ready} of {counted(expected, 'pod is', 'pods are')} ready{more}"
 
 
 def _still(said: Progress | None, draft: Draft) -> str:

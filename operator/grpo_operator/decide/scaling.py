@@ -11,6 +11,7 @@ from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.observe import Observed
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.topology import Topology
+from grpo_spec.words import counted
 
 BALANCED = "engines/balanced"
 """Metric of a step: the number of engines with which neither they nor ranks wait. Ranks keep it steady."""
@@ -49,7 +50,8 @@ def find_scale(job: Job, topology: Topology, status: GRPOJobStatus, observed: Ob
     if total > metrics.get(SAMPLING, total) and lacks_engines(topology, metrics):
         return None
     limits = f"{elastic.min_replicas} to {elastic.max_replicas} are allowed"
-    message = f"{elastic.replicas} elastic engines become {wanted}: {total} engines would balance the ranks ({limits})"
+    become = counted(elastic.replicas, "elastic engine becomes", "elastic engines become")
+    message = f"{become} {wanted}: {counted(total, 'engine')} would balance the ranks ({limits})"
     return Scale(wanted, message)
 
 

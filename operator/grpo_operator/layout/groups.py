@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from grpo_operator.api.names import Role
-from grpo_operator.api.pod_template import GpuGroup, PodGroup
+from grpo_operator.api.pod_template import GpuGroup, GroupSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class Group:
 
     role: Role
     statefulset: str
-    spec: PodGroup
+    spec: GroupSpec
     max_replicas: int | None = None  # most pods that an elastic group may have while the job runs
     min_replicas: int = 1  # pods of an elastic group without which the job does not run
     in_gang: bool = False  # its pods get nodes together with those of the other groups in the gang

@@ -12,7 +12,7 @@ from functools import cached_property
 from grpo_operator.api import names
 from grpo_operator.api.generation import ElasticSpec, GenerationGroup, NodeLocalSpec
 from grpo_operator.api.names import Role
-from grpo_operator.api.pod_template import PodGroup
+from grpo_operator.api.pod_template import GroupSpec
 from grpo_operator.layout.groups import Group
 from grpo_operator.layout.job import Job
 from grpo_spec.contract import Engine, Follower, Member, TransferGroup
@@ -119,7 +119,7 @@ def _plan_topology(job: Job) -> Topology:
     return Topology(groups=tuple(trainers), members=members)
 
 
-def _group(job: Job, role: Role, spec: PodGroup) -> Group:
+def _group(job: Job, role: Role, spec: GroupSpec) -> Group:
     return Group(role=role, statefulset=names.child_name(job.name, spec.name), spec=spec)
 
 

@@ -1,4 +1,4 @@
-"""What a site sets for its jobs: read for a job that is to begin, and judged whenever it changes."""
+"""A site's settings for its jobs: read for a job that is to begin, and judged whenever they change."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class ForeignError(ObstacleError):
 
 
 class LeftoverError(ForeignError):
-    """That object belongs to an earlier job of the job's name. `uid`: the object's, empty if it is being deleted."""
+    """The object belongs to an earlier job of the same name. `uid`: the object's, empty if it is being deleted."""
 
     def __init__(self, message: str, uid: str) -> None:
         super().__init__(message)

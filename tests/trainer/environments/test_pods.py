@@ -275,7 +275,7 @@ def test_a_module_that_ends_its_process_is_a_failure_that_may_pass(own, tmp_path
     config = make_config({"function": "leaves_at_import:f"})
     pod = own(config)
     sessions = connect(config, pod.address)
-    message = r"environmentPods.groups\[games\]: none of 1 pods could be used for .* its process ended with exit code 3"
+    message = r"environmentPods.groups\[games\]: 0 of 1 pod could be used for .* its process ended with exit code 3"
     with pytest.raises(EnvironmentLostError, match=message):
         sessions.ready()
     assert pod.stop()[0] == 74

@@ -118,7 +118,7 @@ def test_offloaded_states_a_step_that_is_not_finite_and_measuring_micro_batches_
         for skipped, loss, is_unchanged in result["broken"]:
             assert (skipped, is_unchanged) == (1.0, True), plan
             assert not math.isfinite(loss), plan
-        assert "1 weights are NaN or infinite, for example model.embed_tokens.weight" in result["refused"], plan
+        assert "1 weight is NaN or infinite, for example model.embed_tokens.weight" in result["refused"], plan
         assert result["kept"] == ["step-3"], plan
         before, after = result["decayed"]
         for name, weight in before.items():

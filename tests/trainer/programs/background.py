@@ -30,14 +30,14 @@ from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather, join
 from grpo_workload.storage import model_files, staging
 from grpo_workload.storage.background import Background
-from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.fence import Fence
 from grpo_workload.storage.manifest import read_manifest
 from support.trainer.step_settings import bare_settings
 
 model_files.FILE_BYTES = 100_000  # so that each rank has files of the model to write
-STATE = TrainerState(step=1, weight_version=1, num_tokens=0, world_size=2, zero_stage=2)
+STATE = SavedState(step=1, weight_version=1, num_tokens=0, world_size=2, zero_stage=2)
 
 
 class Trainer:
@@ -71,7 +71,7 @@ class Trainer:
         """Begin to save the same state as another step's; nothing is written before `go` is set."""
         go = threading.Event()
         self.background.thread.submit(go.wait)
-        state = TrainerState(**{name: getattr(STATE, name) for name in STATE.__slots__} | {"step": step})
+        state = SavedState(**{name: getattr(STATE, name) for name in STATE.__slots__} | {"step": step})
         pending = self.checkpoints.begin(self.policy, self.tokenizer, state, background=self.background)
         return pending, go
 

@@ -28,7 +28,7 @@ from transformers import AutoTokenizer
 
 from grpo_workload.algorithm.micro_batch import filler
 from grpo_workload.policy.step.policy import Policy
-from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
 from support.trainer.step_settings import step_settings
 
@@ -67,7 +67,7 @@ def main(model, data, names):
         policy = make_policy(config)
         steps = list(take_steps(policy, config, range(8)))
         checkpoints = Checkpoints(Path(data), f"stage-{name[0]}", keep=1, attempt=0, pod_uid="uid")
-        state = TrainerState(step=8, weight_version=8, num_tokens=0, world_size=2, zero_stage=int(name[0]))
+        state = SavedState(step=8, weight_version=8, num_tokens=0, world_size=2, zero_stage=int(name[0]))
         checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
         straight = list(take_steps(policy, config, [8, 9]))
         resumed = make_policy(config)

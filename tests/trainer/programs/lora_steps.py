@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import join
-from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
 from support.trainer.step_settings import step_settings
 
@@ -68,7 +68,7 @@ def main(model, folder, beta, plans):
             "exported": exported(policy),
             "metrics": metrics,
         }
-        state = TrainerState(
+        state = SavedState(
             step=2, weight_version=2, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapters
         )
         checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)

@@ -30,7 +30,7 @@ from grpo_spec.storage import ExportConfig
 from grpo_workload.policy.memory.optimizer_offload import adam
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import join
-from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.exports import Exports
 from support.trainer.step_settings import bare_settings
@@ -143,7 +143,7 @@ def main(model, data, out, attempt, plans):
         with policy.with_states():
             saved = optimizer_state(policy)
         tokenizer = AutoTokenizer.from_pretrained(model)
-        trainer = TrainerState(
+        trainer = SavedState(
             step=step,
             weight_version=step,
             num_tokens=0,

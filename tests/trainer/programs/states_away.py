@@ -36,7 +36,7 @@ from grpo_workload.policy.memory.optimizer_offload import adam
 from grpo_workload.policy.step.finite import NotFiniteError
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.memory_trial import Room, TooLongError, longest_sample, try_memory
-from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
 from support.trainer.step_settings import step_settings
 
@@ -188,7 +188,7 @@ def run(model, data, plan, tokenizer):
     result["away"].append(take_steps(policy, config, (2,)))
     result["sizes"] = sizes(policy, config)
     checkpoints = Checkpoints(Path(data), plan, keep=1, attempt=0, pod_uid="uid")
-    state = TrainerState(step=3, weight_version=3, num_tokens=0, world_size=2, zero_stage=stage)
+    state = SavedState(step=3, weight_version=3, num_tokens=0, world_size=2, zero_stage=stage)
     checkpoints.save(policy, tokenizer, state)
     result["away"].append(take_steps(policy, config, (3,)))
 

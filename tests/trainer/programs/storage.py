@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.storage.background import Background
-from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.fence import Fence
 from support.trainer.step_settings import bare_settings
@@ -44,7 +44,7 @@ class Trainer:
         return Checkpoints(self.data, run, keep=keep, attempt=attempt, pod_uid=f"uid-{attempt}")
 
     def save(self, checkpoints, step, background=None):
-        state = TrainerState(step=step, weight_version=step, num_tokens=0, world_size=2, zero_stage=2)
+        state = SavedState(step=step, weight_version=step, num_tokens=0, world_size=2, zero_stage=2)
         pending = checkpoints.begin(self.policy, self.tokenizer, state, background=background)
         return checkpoints.relative(pending.publish())
 

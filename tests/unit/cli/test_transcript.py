@@ -26,7 +26,7 @@ def test_an_episode_is_shown_turn_by_turn() -> None:
     row = {"step": 6, "prompt": prompt, "completion": turns, "reward": 0.5, "advantage": -0.25, "episode": FACTS}
     assert transcript(row).plain.splitlines() == [
         "step 7  reward 0.5 · advantage -0.25 · 2 turns, 2 calls (1 failed) · 0.50 s in calls · "
-        "waited 3.2 s for a session · began again 1 times · truncated",
+        "waited 3.2 s for a session · began again 1 time · truncated",
         "  user",
         "    Add.",
         "  model · 9 tokens",

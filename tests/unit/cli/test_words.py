@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_cli.screen.log_lines import merged, read_line
-from grpo_cli.screen.words import BARS, counted, duration, ranges, since, some, sparkline
+from grpo_cli.screen.words import BARS, duration, ranges, since, some, sparkline
 
 
 @pytest.mark.parametrize(
@@ -15,10 +15,6 @@ from grpo_cli.screen.words import BARS, counted, duration, ranges, since, some, 
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
-
-
-def test_one_thing_is_no_plural() -> None:
-    assert [counted(number, "pod") for number in (0, 1, 2)] == ["0 pods", "1 pod", "2 pods"]
 
 
 def test_since_reads_both_notations_of_the_api() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from support.paths import ROOT
 
+SOURCES = ("spec", "operator", "workload", "cli", "benchmarks")
 LOCKS = sorted(ROOT.glob("requirements/*.txt"))
 
 
@@ -69,3 +70,10 @@ def test_users_mistakes_are_config_errors() -> None:
     workload = ROOT / "workload/grpo_workload"
     found = [path.relative_to(workload) for path in workload.rglob("*.py") if "raise ValueError(" in path.read_text()]
     assert [str(path) for path in found if not {str(path), path.parts[0]} & PLAIN_ERRORS] == []
+
+
+def test_docstrings_say_what_a_thing_is() -> None:
+    """A sentence or a noun, not an indirect question: "Engine that generates", not "Which engine generates"."""
+    sources = [path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")]
+    question = re.compile(r'^ *"""(How|That|What|When|Where|Which|Who|Whose|Why)\b.*', re.MULTILINE)
+    assert [(path.name, match[0]) for path in sources for match in question.finditer(path.read_text())] == []

@@ -68,7 +68,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What a completion of several turns is besides its tokens: calls of tools, and an environment that it acted in."""
+    """A completion of several turns besides its tokens: calls of tools, and the environment that it acted in."""
 
     messages: tuple[Message, ...] = ()  # its turns: assistant (with `tool_calls`), tool, assistant, ...
     context: Spans = ()  # parts of the completion that were not sampled, or are another sequence's own

@@ -26,7 +26,7 @@ def spans(count: int, size: int) -> list[slice]:
 
 @dataclass(frozen=True, slots=True)
 class SequencePart:
-    """What a rank is fed, and which of the micro-batch's completion tokens it computes."""
+    """A rank's part of a micro-batch: tokens that it is fed, and completion tokens that it computes."""
 
     batch: MicroBatch  # the whole, with a token for each rank
     own: slice  # in N

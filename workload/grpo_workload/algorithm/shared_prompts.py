@@ -36,7 +36,7 @@ class SharedKeys:
 
 
 class Layout:
-    """Where the tokens of sequences are among those that the model is fed."""
+    """Places of sequences' tokens among those that the model is fed."""
 
     def __init__(self, lengths: Sequence[int], shared: Sequence[int] = ()) -> None:
         """Lay out sequences.

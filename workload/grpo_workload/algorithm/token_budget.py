@@ -14,7 +14,7 @@ GROWTH = 4
 STEP = 1.25
 """A further pass has at least so many times the tokens of the last: closer ones would tell rounding apart."""
 NUM_PASSES = 4
-"""From FIRST to MOST, by GROWTH."""
+"""Passes from FIRST to MOST, by GROWTH."""
 
 
 class Pass(NamedTuple):

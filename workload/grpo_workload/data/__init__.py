@@ -1,1 +1,1 @@
-"""From a dataset to the prompts of a step: rows, the user's preprocessing, templates, tokens, and worker processes."""
+"""Prompts of a step, made of a dataset: rows, the user's preprocessing, templates, tokens, and worker processes."""

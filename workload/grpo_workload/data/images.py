@@ -18,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import VISION_FAMILIES, ModelConfig
 from grpo_spec.trainer import TrainerConfig
+from grpo_spec.words import counted
 from grpo_workload.algorithm.samples import Message, PromptImages
 
 
@@ -102,7 +103,7 @@ def with_placeholders(messages: Sequence[Message], images: Sequence[Any]) -> tup
             content.append(own)
         made.append({**message, "content": content})
     if rest:
-        raise ImageError(f"its messages have no places for {len(rest)} of its {len(images)} images")
+        raise ImageError(f"its messages have no places for {len(rest)} of its {counted(len(images), 'image')}")
     return made, given
 
 

@@ -1,4 +1,4 @@
-"""What an environment's `reset` returns, in the prompt: behind its last message, as in TRL."""
+"""The observation of an environment's `reset`, in the prompt: behind its last message, as in TRL."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import DatasetConfig
+from grpo_spec.words import counted
 from grpo_workload.data.dataset import Questions, find_commit
 from grpo_workload.data.prompt_source import PromptSource, Rows
 
@@ -46,7 +47,7 @@ class DataOrigin:
 
     def difference(self, before: DataOrigin) -> str:
         """Say in which way these are other rows than `before`; empty if they are the same."""
-        changes = [f"{self.rows} rows instead of {before.rows}"] if self.rows != before.rows else []
+        changes = [f"{counted(self.rows, 'row')} instead of {before.rows}"] if self.rows != before.rows else []
         if self.fingerprint != before.fingerprint:
             changes.append(f"fingerprint {self.fingerprint} instead of {before.fingerprint}")
         if self.commit != before.commit and self.commit and before.commit:

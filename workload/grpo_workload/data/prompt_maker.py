@@ -1,4 +1,4 @@
-"""From a row of the dataset to a prompt: the user's function, templates, tokens. All of it pickles, for workers."""
+"""A prompt, made of a row of the dataset: the user's function, templates, tokens. All of it pickles, for workers."""
 
 from __future__ import annotations
 

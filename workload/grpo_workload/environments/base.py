@@ -43,7 +43,7 @@ class ToolResult:
 
 
 class Session(Protocol):
-    """What one episode acts on. Its coroutines run in one event loop, one at a time."""
+    """Tools and environment of one episode. Its coroutines run in one event loop, one at a time."""
 
     @property
     def wait_seconds(self) -> float:
@@ -86,11 +86,11 @@ class Session(Protocol):
 
 @runtime_checkable
 class Program(Protocol):
-    """What runs an episode and asks the model itself; used as a session."""
+    """A user's program that runs an episode and asks the model itself; used as a session."""
 
     @property
     def timeout_seconds(self) -> float:
-        """How long it may take between two answers of the model."""
+        """Longest time between two answers of the model."""
         ...
 
     async def begin(self) -> None:
@@ -137,7 +137,7 @@ class Sessions(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRequest:
-    """What a host is asked for: one session."""
+    """A request to a host for one session."""
 
     environment: str | None  # None: tools alone
     row: bytes  # pickled arguments of `reset`, or a program's row; only processes that run users' code unpickle them
@@ -163,7 +163,7 @@ class Description(BaseModel):
 
 
 class Host(Protocol):
-    """Where sessions run: processes beside the rank, or pods."""
+    """A place where sessions run: processes beside the rank, or pods."""
 
     async def ready(self) -> Description:
         """Wait until users' modules are imported, and an environment of each kind was made.

@@ -1,4 +1,4 @@
-"""From a turn's text to the calls in it, with parsers of others: vLLM's, or transformers' response template.
+"""Calls in a turn's text, read with parsers of others: vLLM's, or transformers' response template.
 
 What a model samples may be anything. A parser that cannot read it, or raises, has found no call; if the turn begins one
 all the same, it is a malformed call, which the model is told about.

@@ -19,7 +19,7 @@ _CHUNK = 1 << 18
 
 
 class InvalidReplyError(Exception):
-    """What came from a process is no reply."""
+    """A process sent something that is no reply."""
 
 
 class Reply(BaseModel):

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from grpo_workload.algorithm.samples import Message
 
 REFUSALS = (TemplateError, ValueError, TypeError)
-"""What templates raise for conversations that they do not write."""
+"""Exceptions of templates for conversations that they do not write."""
 
 USER: Message = {"role": "user", "content": "dummy"}
 

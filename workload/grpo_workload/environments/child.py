@@ -37,7 +37,7 @@ from grpo_workload.environments.user_worker import (
 )
 
 _RAISED = (Exception, SystemExit, asyncio.CancelledError)
-"""What users' code raises. KeyboardInterrupt is a signal's, and ends the process."""
+"""Exceptions of users' code. KeyboardInterrupt is a signal's, and ends the process."""
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""What is said of a process with users' code that ended: how, and where its code was."""
+"""Messages about a process with users' code that ended: its end, and the place where its code was."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from collections.abc import Collection
 
 DYING_SECONDS = 2.0
-"""How long a process may take to end after it has closed its socket, or got a signal."""
+"""Time for a process to end after it has closed its socket, or got a signal."""
 _STACK_LINES = 8
 
 

@@ -21,7 +21,7 @@ class ProgramSession:
 
     @property
     def timeout_seconds(self) -> float:
-        """How long the program may take between two answers of the model."""
+        """Longest time of the program between two answers of the model."""
         return self._pool.timeout_seconds
 
     async def begin(self) -> None:

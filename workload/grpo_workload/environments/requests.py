@@ -1,4 +1,4 @@
-"""What the rank asks of the process of a tool or an environment (`zygote`), and of its children (`child`): pickles."""
+"""Requests of the rank to the process of a tool or environment (`zygote`), and to its children (`child`): pickles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_STATE = 64 << 20
 
 
 Kind = Literal["function", "factory", "program"]
-"""What a user's function is, as the field that names it: a tool, or it makes objects with tools, or asks the model."""
+"""Kind of a user's function, as its field is named: a tool, a maker of tools, or one that asks the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +79,12 @@ class Finish:
 
 
 LOOPBACK = "127.0.0.1"
-"""Where programs reach the rank, without a proxy that they may have for others."""
+"""Address at which programs reach the rank, without a proxy that they may have for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a program reaches the model, by OpenAI's protocol."""
+    """Address at which a program reaches the model, by OpenAI's protocol."""
 
     base_url: str
     api_key: str  # of one episode

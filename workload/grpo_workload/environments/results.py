@@ -1,4 +1,4 @@
-"""What a user's tool returned or raised, as its process tells it to the rank."""
+"""Result or exception of a user's tool, as its process sends it to the rank."""
 
 from __future__ import annotations
 

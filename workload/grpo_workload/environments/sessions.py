@@ -15,7 +15,7 @@ from grpo_workload.ranks.loop_thread import LoopThread
 
 
 class RankSessions:
-    """What episodes of this rank act on. Sessions that are open use one event loop."""
+    """Sessions of this rank's episodes. Those that are open use one event loop."""
 
     def __init__(self, host: Host, config: TrainerConfig, *, wants_reward: bool) -> None:
         """Take what `ready` waits for.

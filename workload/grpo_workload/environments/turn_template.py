@@ -1,4 +1,4 @@
-"""From tools' results to tokens: what a chat template puts between a turn of the model and the next one.
+"""Tokens of tools' results, with all that a chat template puts between a turn of the model and the next one.
 
 It is the difference of two renderings of a made-up conversation, as in TRL, so nothing that the model has sampled is
 rendered again.

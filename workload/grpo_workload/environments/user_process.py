@@ -23,7 +23,7 @@ from grpo_workload.environments.endings import DYING_SECONDS, how_it_ended, last
 from grpo_workload.environments.sandbox import passed_environment
 
 IMPORT_SECONDS = 300.0
-"""How long users' modules and factories may take."""
+"""Time for users' modules and factories."""
 _PROGRAM = """
 import sys
 sys.path[:] = {path!r}

@@ -1,4 +1,4 @@
-"""What processes with users' code share on their own side. Its imports are few: they count as their memory.
+"""Shared part of the processes with users' code, on their own side. Its imports are few: they count as their memory.
 
 Requests from the rank are 8 bytes of length and a pickle. Replies are lines of JSON and never pickles, since a pickle
 from here could run any code in the rank.

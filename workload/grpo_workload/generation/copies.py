@@ -56,7 +56,7 @@ Copied = dict[str, dict[Place, Copy | None]]
 
 
 class _Weight(NamedTuple):
-    """Where a weight has come, in numbers of its storage."""
+    """A weight that was copied: its place, in numbers of its storage."""
 
     name: str
     start: int

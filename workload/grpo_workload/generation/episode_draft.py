@@ -25,7 +25,7 @@ class Ask:
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """What the engine has sampled of a turn."""
+    """The part of a turn that the engine has sampled."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True)
 class EpisodeDraft:
-    """What one episode has so far."""
+    """One episode so far."""
 
     room: int  # the most tokens that its completion may have
     prompt_ids: tuple[int, ...]  # with what `reset` returned

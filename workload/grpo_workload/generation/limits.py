@@ -1,4 +1,4 @@
-"""How far an episode may go."""
+"""Limits of an episode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from grpo_spec.trainer import TrainerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far an episode may go."""
+    """Limits of an episode."""
 
     max_tokens: int  # of a completion
     max_prompt_tokens: int | None  # None: no limit is known

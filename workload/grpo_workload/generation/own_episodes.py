@@ -34,7 +34,7 @@ Key = tuple[int, int]
 """A prompt's row and seed."""
 
 IDLE_SECONDS = 0.02
-"""How long the engine's thread waits for a turn while all episodes are in calls."""
+"""Time that the engine's thread waits for a turn while all episodes are in calls."""
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class Kind(Enum):
 
 @dataclass(slots=True)
 class _Learnt:
-    """What pushes have shown of a model."""
+    """Findings about a model from its pushes."""
 
     # Of its parameters, also whether what is copied into them is just what was sent.
     kinds: dict[str, tuple[Kind, bool]] = field(default_factory=dict)

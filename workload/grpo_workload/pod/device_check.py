@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from grpo_spec.contract import Contract, Device
 from grpo_spec.errors import ConfigError
+from grpo_spec.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +64,9 @@ def describe_missing(pod: str, users: Mapping[str, Sequence[int]], present: int)
     seen = f"only {_numbers(range(present))}" if present else "no CUDA device"
     needed = 1 + max(device for devices in users.values() for device in devices)
     return (
-        f"pod {pod} must run {wanted}, but sees {seen}: lower gpus of its group, or give the pod {needed} whole GPUs "
-        "(device.resourceName is the resource that it requests; a process sees at most one MIG slice); without GPUs, "
-        "device.type cpu would work"
+        f"pod {pod} must run {wanted}, but sees {seen}: lower gpus of its group, or give the pod "
+        f"{counted(needed, 'whole GPU')} (device.resourceName is the resource that it requests; a process sees at "
+        "most one MIG slice); without GPUs, device.type cpu would work"
     )
 
 

@@ -1,4 +1,4 @@
-"""Where the pods of one engine meet before vLLM starts, and by which each knows at once that another one has ended.
+"""Meeting of the pods of one engine before vLLM starts. By it, each knows at once that another one has ended.
 
 The first pod listens, and each other one keeps a WebSocket to it for as long as its part of the engine runs. vLLM alone
 would let a new pod join what a pod before it has left, and its workers wait for ever for one that is gone.

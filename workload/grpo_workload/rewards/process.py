@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from grpo_spec.errors import ConfigError
 from grpo_spec.rewards import RewardConfig
 from grpo_spec.schema import in_bytes
+from grpo_spec.words import counted
 from grpo_workload.environments.user_process import IMPORT_SECONDS, UserProcess, not_sent
 from grpo_workload.environments.user_worker import LENGTH
 from grpo_workload.rewards import worker
@@ -122,7 +123,9 @@ class RewardProcess:
             RewardError: the function raised, took too long, ran out of memory, or ended its process.
         """
         count = len(arguments["completions"])
-        reply = self._ask(self._pickled(arguments, seed, states), timeout_seconds, f"with {count} completions")
+        reply = self._ask(
+            self._pickled(arguments, seed, states), timeout_seconds, f"with {counted(count, 'completion')}"
+        )
         if "returned" in reply:
             completion = reply.get("completion")
             raise ReturnedError(str(reply["returned"]), completion if completion in range(count) else None)

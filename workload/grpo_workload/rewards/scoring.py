@@ -24,6 +24,7 @@ from itertools import compress
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.rewards import REWARD_SECONDS, RewardConfig
+from grpo_spec.words import counted
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.rewards.builtin import accuracy, builtin
@@ -183,7 +184,7 @@ async def _call(
     except (Exception, SystemExit) as error:
         if limit.expired():
             raise RewardError(
-                f"rewards[{reward.name}] was not done with {len(completions)} completions within "
+                f"rewards[{reward.name}] was not done with {counted(len(completions), 'completion')} within "
                 f"{reward.timeout_seconds:g} s: does it wait for something that never comes? If it needs longer, raise "
                 "its timeoutSeconds"
             ) from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from numbers import Complex, Real
 from typing import Any
 
+from grpo_spec.words import counted
 from grpo_workload.algorithm.samples import Completion, Message, Prompt
 from grpo_workload.data.observation import asked
 
@@ -79,7 +80,8 @@ class Logged:
         if not isinstance(column, str):
             raise ValueError(f"log_extra: the name of a column is a text, not {column!r}")
         if len(values) != self.count:
-            raise ValueError(f"log_extra: column {column!r} has {len(values)} values for {self.count} completions")
+            found = counted(len(values), "value")
+            raise ValueError(f"log_extra: column {column!r} has {found} for {counted(self.count, 'completion')}")
         self.extra[column] = [_scalar(value) for value in values]
 
 
@@ -165,7 +167,7 @@ def as_values(result: Any, count: int) -> Values:
         raise ReturnedError(f"returned {reprlib.repr(result)} ({type(result).__name__}), not a list")
     found = list(result)
     if len(found) != count:
-        raise ReturnedError(f"returned {len(found)} values for {count} completions")
+        raise ReturnedError(f"returned {counted(len(found), 'value')} for {counted(count, 'completion')}")
     return [_as_value(value, number, count) for number, value in enumerate(found)]
 
 

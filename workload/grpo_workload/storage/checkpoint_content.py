@@ -3,7 +3,7 @@
     step-N/  model/         for from_pretrained: config, safetensors, tokenizer; with LoRA, peft's adapters alone
              deepspeed/     optimizer state and master weights, one part per rank
              reference/     the reference model, if it followed the policy (`training.syncRefModel`)
-             trainer.json   `TrainerState`
+             trainer.json   `SavedState`
              manifest.json  every file's size and checksum
 
 Random states are not saved: they are seeded from the run's seed, the step and the prompt (`ranks.seeds`).
@@ -26,7 +26,7 @@ STATE = "trainer.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerState:
+class SavedState:
     """The state that a run needs to resume, in addition to weights and optimizer state."""
 
     step: int  # optimizer steps taken
@@ -40,7 +40,7 @@ class TrainerState:
     data: dict[str, DataOrigin] = field(default_factory=dict)  # its datasets, by field; those of earlier releases: none
 
     @classmethod
-    def read(cls, path: Path) -> TrainerState:
+    def read(cls, path: Path) -> SavedState:
         """Read the file that `write` wrote."""
         raw = loads(path.read_text())
         data = {name: DataOrigin(**origin) for name, origin in raw.get("data", {}).items()}

@@ -14,7 +14,7 @@ from grpo_workload.policy.step.finite import check_weights
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import on_main
 from grpo_workload.storage.background import Background
-from grpo_workload.storage.checkpoint_content import DEEPSPEED, MODEL, REFERENCE, STATE, TrainerState
+from grpo_workload.storage.checkpoint_content import DEEPSPEED, MODEL, REFERENCE, STATE, SavedState
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder
 from grpo_workload.storage.fence import Fence
 from grpo_workload.storage.model_folder import copied_bytes, own_bytes, write_model
@@ -50,7 +50,7 @@ class Checkpoints:
         on_main(self._folder.check)
 
     def save(
-        self, policy: Policy, processing_class: Any, state: TrainerState, *, best: int | None = None, card: str = ""
+        self, policy: Policy, processing_class: Any, state: SavedState, *, best: int | None = None, card: str = ""
     ) -> Path:
         """Write the checkpoint of `state.step`, which gets its name only when all of it is on the disk.
 
@@ -67,7 +67,7 @@ class Checkpoints:
         self,
         policy: Policy,
         processing_class: Any,
-        state: TrainerState,
+        state: SavedState,
         *,
         best: int | None = None,
         card: str = "",

@@ -9,6 +9,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from grpo_spec.lora import LoraConfig
 from grpo_spec.trainer import TrainerConfig
+from grpo_spec.words import counted
 
 _SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "completions/mean_length", "completions/clipped_ratio")
 _ENTROPY = "trained/entropy"
@@ -60,7 +61,7 @@ def model_card(
     return "\n".join(
         [
             f"---\n{data.to_yaml().rstrip()}\n---\n",
-            f"# {name}, after {step} steps\n",
+            f"# {name}, after {counted(step, 'step')}\n",
             f"[{of}](https://huggingface.co/{of})" if model.name else f"`{of}`",
             "was trained with GRPO ([arXiv:2402.03300](https://arxiv.org/abs/2402.03300)) by grpo-operator.\n",
             _table("metric", {key: f"{value:.6g}" for key, value in known.items()}),

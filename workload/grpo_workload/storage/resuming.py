@@ -15,7 +15,7 @@ from torch.utils.serialization import config
 from grpo_spec.errors import ConfigError
 from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather, on_main
-from grpo_workload.storage.checkpoint_content import DEEPSPEED, MODEL, REFERENCE, STATE, TrainerState
+from grpo_workload.storage.checkpoint_content import DEEPSPEED, MODEL, REFERENCE, STATE, SavedState
 from grpo_workload.storage.checkpoint_folder import CheckpointFolder, checkpoints
 from grpo_workload.storage.files import StorageError
 from grpo_workload.storage.manifest import faults, read_manifest
@@ -30,7 +30,7 @@ class Source:
     """A checkpoint to resume from."""
 
     checkpoint: Path
-    state: TrainerState
+    state: SavedState
     folder: Path  # optimizer state that this number of ranks and this ZeRO stage can load
     is_universal: bool
     is_own: bool  # of this run, and not of the one that storage.resumeFrom names
@@ -115,7 +115,7 @@ def _source(
     lora: dict[str, Any] | None,
     optimizer_dtype: str,
 ) -> Source:
-    state = on_main(lambda: TrainerState.read(checkpoint / STATE))
+    state = on_main(lambda: SavedState.read(checkpoint / STATE))
     if state.lora != lora:
         there = "without lora" if state.lora is None else f"with lora: {dumps(state.lora)}"
         raise ConfigError(
@@ -144,7 +144,7 @@ def _source(
     return Source(checkpoint=checkpoint, state=state, folder=saved, is_universal=is_universal, is_own=is_own)
 
 
-def _converted(folder: CheckpointFolder, checkpoint: Path, state: TrainerState) -> Path:
+def _converted(folder: CheckpointFolder, checkpoint: Path, state: SavedState) -> Path:
     target = folder.universal(checkpoint)
     if not _faults(target):
         return target

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo_spec.words import counted
 from grpo_workload.policy.memory.host_memory import HostMemory, aligned, bytes_of, wait
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.storage.free_memory import free_memory
@@ -43,7 +44,8 @@ class Staging:
         host, sizes = socket.gethostname(), gather((socket.gethostname(), size))
         own = [needed for name, needed in sizes if name == host]
         free = free_memory()
-        lacks = f"on {host}, copies of {len(own)} ranks take {sum(own):,} bytes, and {free:,} bytes of memory are free"
+        copies = f"copies of {counted(len(own), 'rank')} take {sum(own):,} bytes"
+        lacks = f"on {host}, {copies}, and {free:,} bytes of memory are free"
         for lacking in gather(lacks if sum(own) > SHARE * free else None):
             if lacking:
                 return lacking

@@ -10,6 +10,7 @@ from statistics import median
 
 from grpo_spec.generation import Topology
 from grpo_spec.trainer import TrainerConfig
+from grpo_spec.words import counted
 
 FEWEST_ROUNDS = 5
 MOST_ROUNDS = 20
@@ -19,9 +20,9 @@ HARDLY = 0.1
 STEADY = 0.05
 """Hysteresis: another number of engines is proposed only when the estimate is nearer to it by this share."""
 UNEVEN = 2.0
-"""From this ratio of the longest completion to the mean on, a step waits for few completions rather than for all."""
+"""Ratio of the longest completion to the mean from which on a step waits for few completions rather than for all."""
 ENOUGH_STALENESS = 4
-"""From this maxStaleness on, more of it is not proposed: tokens get older, and little waiting is left to end."""
+"""Least maxStaleness at which more of it is not proposed: tokens get older, and little waiting is left to end."""
 NEARLY_1 = 0.999
 
 Metrics = Mapping[str, float]
@@ -192,9 +193,8 @@ def _stale(staleness: int) -> str:
 
 def _other_number(sizes: Sequence[int], engines: int) -> str:
     mix = ", of the same sizes" if len(set(sizes)) > 1 else ""
-    plural = "" if engines == 1 else "s"
     where = "replicas in spec.generation.server.elastic; maxReplicas there, or replicas of groups, while suspended"
-    return f"run {engines} engine{plural} in place of {len(sizes)}{mix} ({where})"
+    return f"run {counted(engines, 'engine')} in place of {len(sizes)}{mix} ({where})"
 
 
 def _shares(steps: Sequence[tuple[float, float, float, float]]) -> Shares:

@@ -8,6 +8,7 @@ from pathlib import Path
 from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import ModelConfig
+from grpo_spec.words import counted
 from grpo_workload.data.origin import DataOrigin
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.rewards.scoring import Reward
@@ -46,8 +47,9 @@ def check_steps_left(resumed: Source | None, max_steps: int) -> None:
     """Raise ConfigError for another run's checkpoint after which no step is left; after one's own, the job is done."""
     if resumed is not None and not resumed.is_own and resumed.state.step >= max_steps:
         raise ConfigError(
-            f"training.maxSteps: {max_steps} steps leave none to take: the checkpoint that storage.resumeFrom leads to "
-            f"was saved after step {resumed.state.step}, and its steps count; set maxSteps to more than that"
+            f"training.maxSteps: {counted(max_steps, 'step leaves', 'steps leave')} none to take: the checkpoint "
+            f"that storage.resumeFrom leads to was saved after step {resumed.state.step}, and its steps count; "
+            "set maxSteps to more than that"
         )
 
 

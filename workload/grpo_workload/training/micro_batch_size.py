@@ -13,6 +13,7 @@ from grpo_spec.errors import ConfigError
 from grpo_spec.generation import Topology
 from grpo_spec.trainer import TrainerConfig
 from grpo_spec.training import MICRO_BATCH_TOKENS
+from grpo_spec.words import counted
 from grpo_workload.algorithm.token_budget import MOST
 from grpo_workload.data.scan import Longest
 from grpo_workload.generation.base import Generator
@@ -32,7 +33,7 @@ from grpo_workload.training.trials import Found, Trials
 logger = logging.getLogger(__name__)
 
 UNEVEN = 1.25
-"""From this ratio of free memory on, ranks are named that have less than others."""
+"""Ratio of free memory from which on ranks are named that have less than others."""
 
 
 def settle_micro_batches(
@@ -68,7 +69,7 @@ def settle_micro_batches(
         MicroBatchMemoryError: a micro-batch of several sequences ran out of memory.
     """
     config, halvings = contract.config, contract.micro_batch_halvings
-    halved = f", halved {halvings} times after running out of memory" if halvings else ""
+    halved = f", halved {counted(halvings, 'time')} after running out of memory" if halvings else ""
     set_size, why = config.training.max_tokens_per_micro_batch, _why_fixed(config, policy, has_images=has_images)
     fixed = set_size or (None if why is None else max(1, MICRO_BATCH_TOKENS >> halvings))
     prompt_tokens = longest_prompt(gather((longest.tokens, longest.is_known))) if policy.device.type == "cuda" else 0

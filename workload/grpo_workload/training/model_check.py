@@ -17,6 +17,7 @@ import torch
 
 from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
+from grpo_spec.words import counted
 from grpo_workload.capacity.proposals import CannotFitError, check_fit
 from grpo_workload.capacity.shapes import Models
 from grpo_workload.capacity.states import GIB, num_parameters, training_footprint
@@ -169,7 +170,7 @@ def _sequence(subject: Subject) -> str | None:
         return None
     check_size(size, world_size)
     check_sequence(subject.model.config, subject.config.model.attention, size)
-    return f"{size} neighbouring ranks share each sequence, in {world_size // size} groups"
+    return f"{size} neighbouring ranks share each sequence, in {counted(world_size // size, 'group')}"
 
 
 def _rope(subject: Subject) -> str | None:

@@ -11,7 +11,7 @@ from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.origin import DataOrigin, pin, settle_data
 from grpo_workload.ranks.collectives import gather, on_main
 from grpo_workload.storage.base_model import settle_origin
-from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.resuming import Source
 from grpo_workload.training.checks import check_folders, check_rows, check_steps_left
@@ -21,7 +21,7 @@ DATASET, EVALUATION = "dataset", "evaluation.dataset"  # fields, by which checkp
 
 def resume(
     contract: Contract, checkpoints: Checkpoints, rank: int, world_size: int
-) -> tuple[Contract, Source | None, TrainerState]:
+) -> tuple[Contract, Source | None, SavedState]:
     """Choose the checkpoint to resume from and the base model; collective.
 
     Returns:
@@ -43,7 +43,7 @@ def resume(
     if resumed is not None:
         start = replace(resumed.state, origin=origin)
     else:
-        start = TrainerState(
+        start = SavedState(
             step=0, weight_version=0, num_tokens=0, world_size=world_size, zero_stage=zero_stage, origin=origin
         )
     return contract.model_copy(update={"config": pin_data(origin.pin(config), resumed)}), resumed, start

@@ -19,7 +19,7 @@ from grpo_workload.ranks.pulse import Pulse
 from grpo_workload.reporting.gpu_monitor import Monitor
 from grpo_workload.reporting.run_report import Report
 from grpo_workload.rewards.scoring import Reward
-from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
 from grpo_workload.storage.exports import Exports
 from grpo_workload.storage.group_record import Group, Place
@@ -76,7 +76,7 @@ class Run:
     name: str  # the job's
     journal: Journal
     known: dict[Place, Group]  # groups of the first generation that the journal already has under these weights
-    start: TrainerState
+    start: SavedState
     report: Report
     monitor: Monitor
     pulse: Pulse

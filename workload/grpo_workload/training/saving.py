@@ -1,4 +1,4 @@
-"""When checkpoints and exports are saved and published. They are written while training goes on."""
+"""Saving and publishing of checkpoints and exports. They are written while training goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from grpo_workload.storage.background import Background
-from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.exports import Exports
 from grpo_workload.storage.publishing import Pending
 from grpo_workload.training.run import Run
@@ -107,7 +107,7 @@ class Saving:
             SupersededError, NotFiniteError, StorageError: see `Checkpoints.save`; also those of a save before this one.
         """
         run = self._run
-        state = TrainerState(
+        state = SavedState(
             step=step,
             weight_version=step,
             num_tokens=num_tokens,

@@ -12,7 +12,7 @@ from grpo_spec.trainer import TrainerConfig
 ROUNDS = 5
 """Rounds whose median counts, so that one pod that begins again is no reason. A round is the steps of a generation."""
 DOMINATES = 0.25
-"""From this share of a step on, waiting for sessions is worth a change."""
+"""Share of a step from which on waiting for sessions is worth a change."""
 
 
 class SessionAdvisor:

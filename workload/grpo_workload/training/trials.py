@@ -1,4 +1,4 @@
-"""What the trials of an attempt have found, so that later attempts of the run need not try the same again.
+"""Findings of an attempt's trials, kept so that later attempts of the run need not try the same again.
 
 A trial ends as it did before if all that it depends on is the same: settings, our own sources, versions of packages,
 devices. So what was found is kept in the run's folder, together with a digest of these.
@@ -29,7 +29,7 @@ SOURCES = Path(grpo_workload.__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What an attempt found after the policy's trial."""
+    """Findings of an attempt after the policy's trial."""
 
     tokens: int  # of a micro-batch
     prompt_tokens: int  # of the longest prompt, with which the longest sequence was tried; 0 without a GPU

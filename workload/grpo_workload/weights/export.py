@@ -43,7 +43,7 @@ class Weight(NamedTuple):
         return _spec(self.name, self.parameters[0])
 
 
-class Group(NamedTuple):
+class WeightGroup(NamedTuple):
     """Weights that are exported together. `convert` computes what `specs` describes from the values of all of them.
 
     Without it, the one weight is given as it is, under the name of its spec.
@@ -93,9 +93,9 @@ def full(model: nn.Module) -> list[Weight]:
     return [plain(name, tensor) for name, tensor in [*model.named_parameters(), *buffers]]
 
 
-def alone(weights: Sequence[Weight]) -> list[Group]:
+def alone(weights: Sequence[Weight]) -> list[WeightGroup]:
     """Return each weight as it is."""
-    return [Group((weight,), (weight.spec,)) for weight in weights]
+    return [WeightGroup((weight,), (weight.spec,)) for weight in weights]
 
 
 class Export:
@@ -111,7 +111,7 @@ class Export:
         weights: Sequence[Weight],
         *,
         is_partitioned: bool,
-        group: Callable[[Sequence[Weight]], list[Group]] = alone,
+        group: Callable[[Sequence[Weight]], list[WeightGroup]] = alone,
     ) -> None:
         self._groups, self._is_partitioned = group(weights), is_partitioned
 
@@ -137,7 +137,7 @@ class _Bucket:
     DeepSpeed's `GatheredParameters` is not used: it gathers parameters one by one and waits until the device is idle.
     """
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[WeightGroup]) -> None:
         from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
         self._groups = groups

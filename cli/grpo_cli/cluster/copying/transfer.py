@@ -11,7 +11,7 @@ PART_BYTES = 4 << 20
 
 
 class Side(Protocol):
-    """What a copy needs of a folder; see `folder.Folder`, whose methods these are."""
+    """The part of a folder that a copy needs; see `folder.Folder`, whose methods these are."""
 
     def kind(self, path: str) -> str: ...
     def look(self, path: str) -> dict[str, Any]: ...

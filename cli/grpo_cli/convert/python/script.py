@@ -41,7 +41,7 @@ class _EndedError(Exception):
 
 
 class Script:
-    """What a script makes, with which values, and what it does besides."""
+    """Objects that a script makes, with their values, and its other effects."""
 
     def __init__(self, text: str, variables: Mapping[str, str]) -> None:
         """Read `text`; `variables` are options of its command line, and values of what only a run shows.

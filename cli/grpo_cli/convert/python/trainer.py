@@ -18,7 +18,7 @@ from grpo_cli.convert.rows import Source
 
 ROWS = "rows.jsonl"
 FOLDER = "/etc/code"
-"""Where a job finds the files of a script."""
+"""Folder in which a job finds the files of a script."""
 _PEFT = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}  # peft's defaults
 _FUNCTIONS = ("reward_funcs", "tools", "environment_factory")
 _NESTED = {"model_init_kwargs", "generation_kwargs"}  # their keys are options as others

@@ -1,4 +1,4 @@
-"""What an expression of a script is, as far as its syntax tree shows it. Nothing of the script runs. Pure."""
+"""Values of a script's expressions, as far as its syntax tree shows them. Nothing of the script runs. Pure."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opaque:
-    """What has no value to read: code (a function, a class, a module), or what only a run shows."""
+    """An expression without a value to read: code (a function, a class, a module), or a result of a run."""
 
     node: ast.AST
     scope: Scope
 
     @property
     def line(self) -> int:
-        """Where the script says it."""
+        """Its line in the script."""
         return int(getattr(self.node, "lineno", 0))
 
     @property
     def text(self) -> str:
-        """What the script says, on one line."""
+        """Its text in the script, on one line."""
         return " ".join(ast.unparse(self.node).split())
 
 
@@ -48,7 +48,7 @@ class Code(Opaque):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made(Opaque):
-    """What a call returns: known by the call."""
+    """Result of a call, known by the call."""
 
     function: str  # its last name: GRPOConfig, load_dataset
     arguments: tuple[Any, ...] = ()

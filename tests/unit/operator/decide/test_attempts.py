@@ -158,7 +158,7 @@ def test_the_next_attempt_begins_once_all_pods_are_gone_and_the_wait_is_over() -
     assert case.see(*pods, at=300).status.attempt == 0, "a pod is left"
     assert case.message(Condition.RESTARTING).endswith(f"; it waits for 2 pods that still end: {A}, {B}")
     case.see(*pods[1:], at=310)
-    assert case.message(Condition.RESTARTING).endswith(f"; it waits for 1 pods that still end: {B}")
+    assert case.message(Condition.RESTARTING).endswith(f"; it waits for 1 pod that still ends: {B}")
     assert case.see(at=50).status.attempt == 0, "the wait is not over"
     begun = case.see(at=130)
     assert (begun.status.attempt, begun.status.members, begun.mode) == (1, (), Mode.RUN)
@@ -208,7 +208,7 @@ def test_a_job_that_is_resumed_while_pods_save_says_which() -> None:
     case.see(*pods, at=10)
     case.edit()
     case.see(pods[0], at=20)
-    assert case.message(Condition.SUSPENDED) == f"1 pods are saving and ending: {A}"
+    assert case.message(Condition.SUSPENDED) == f"1 pod is saving and ending: {A}"
     assert case.see(at=30).status.attempt == 1
 
 
@@ -224,10 +224,10 @@ def test_what_keeps_the_pods_that_are_left_is_said_of_a_suspension_and_of_a_rest
     case.see(held, silent, at=10, **lost)
     assert case.message(Condition.SUSPENDED) == f"2 pods are saving and ending: {why}"
     case.see(silent, at=150, absent_nodes=frozenset({"far"}), **lost)
-    assert case.message(Condition.SUSPENDED) == f"1 pods are saving and ending: {B} (its node far no longer exists)"
+    assert case.message(Condition.SUSPENDED) == f"1 pod is saving and ending: {B} (its node far no longer exists)"
     case.see(replace(silent, node="near"), at=150)
     late = f"on node near, it did not end with its grace period at {rfc3339(after(NOW, 40))}"
-    assert case.message(Condition.SUSPENDED) == f"1 pods are saving and ending: {B} ({late})"
+    assert case.message(Condition.SUSPENDED) == f"1 pod is saving and ending: {B} ({late})"
 
     case = Case(failurePolicy={"backoffSeconds": 100})
     pods = case.see_all_ready()

@@ -176,7 +176,7 @@ def test_a_suspended_job_downloads_nothing_and_goes_on_later_with_a_new_deadline
     case.downloader = replace(pod("job-download-x"), role="download", controller="j")
     assert case.look().download.removals == (case.child,)
     assert case.status.download is None
-    assert case.message(Condition.SUSPENDED) == "1 pods are saving and ending: job-download-x"
+    assert case.message(Condition.SUSPENDED) == "1 pod is saving and ending: job-download-x"
     assert not holds(case.status, Condition.SUSPENDED), "its pod is left"
     case.child = case.downloader = None
     assert not case.look(at=2).download

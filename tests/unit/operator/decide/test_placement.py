@@ -238,7 +238,7 @@ def test_waits_double_and_end_with_the_startup_deadline_of_the_first_attempt() -
     number = len(waits)
     assert case.message(Condition.FAILED).startswith(
         f"attempt {number - 1} is not running after 5000 s (spec.startupDeadlineSeconds), and {number} attempts found "
-        "nodes for only some of their pods; 1 of 2 pods had a node"
+        "nodes for only some of the pods; 1 of 2 pods had a node"
     )
 
 

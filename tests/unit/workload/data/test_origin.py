@@ -20,7 +20,7 @@ from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.origin import DataOrigin, fingerprint, origin_of, settle_data
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.storage.base_model import Origin
-from grpo_workload.storage.checkpoint_content import TrainerState
+from grpo_workload.storage.checkpoint_content import SavedState
 from support.trainer.tiny_model import make_tiny_tokenizer
 
 ROWS = [{"prompt": f"{index} + 1?", "answer": [index, {"text": str(index + 1)}][:1]} for index in range(10)]
@@ -150,11 +150,11 @@ def test_a_run_trains_on_the_rows_that_it_began_with_in_their_order_whatever_bec
 
 def test_checkpoints_say_which_rows_they_were_trained_on_and_older_ones_are_read(tmp_path: Path) -> None:
     origin = Origin(source="org/model", revision=None, commit="1" * 40)
-    state = TrainerState(step=1, weight_version=1, num_tokens=9, world_size=1, zero_stage=2, origin=origin)
+    state = SavedState(step=1, weight_version=1, num_tokens=9, world_size=1, zero_stage=2, origin=origin)
     known = replace(state, data={"dataset": replace(plain(["a"]), first_step=1)})
     known.write(tmp_path / "trainer.json")
-    assert TrainerState.read(tmp_path / "trainer.json") == known
+    assert SavedState.read(tmp_path / "trainer.json") == known
     raw = json.loads((tmp_path / "trainer.json").read_text())
     del raw["data"]
     (tmp_path / "trainer.json").write_text(json.dumps(raw))
-    assert TrainerState.read(tmp_path / "trainer.json") == state
+    assert SavedState.read(tmp_path / "trainer.json") == state

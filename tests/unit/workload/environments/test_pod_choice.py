@@ -91,6 +91,6 @@ def test_a_complaint_says_what_to_raise_or_what_happened():
     for pod in pods:
         pod.failed(f"it broke at {pod.address}", 1.0, 2.0)
     assert complaint(pods[:3], 60.4) == (
-        "environmentPods.groups[games]: none of 3 pods could be used for 60.4 s (a:1: it broke at a:1; b:1: it broke "
+        "environmentPods.groups[games]: 0 of 3 pods could be used for 60.4 s (a:1: it broke at a:1; b:1: it broke "
         "at b:1; c:1: it broke at c:1)"
     )

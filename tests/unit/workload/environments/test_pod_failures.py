@@ -154,7 +154,7 @@ async def test_what_opens_no_session_is_avoided_and_said_when_nothing_else_is_th
         await serve(pretend(pack(Answer(away="is not ready")))): "it is not ready",
     }
     for address, why in addresses.items():
-        with pytest.raises(EnvironmentLostError, match=rf"none of 1 pods could be used for .* s \({address}: {why}"):
+        with pytest.raises(EnvironmentLostError, match=rf"0 of 1 pod could be used for .* s \({address}: {why}"):
             await act(rank(address))
     good = await serve(pretend(pack(Answer()), pack(Answer(text="begun")), pack(Answer(text="3"))))
     sessions = rank(*addresses, good)

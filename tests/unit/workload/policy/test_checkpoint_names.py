@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from grpo_spec.lora import LoraConfig
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.policy.model.checkpoint_names import CheckpointNames
-from grpo_workload.weights.export import Export, Group, full
+from grpo_workload.weights.export import Export, WeightGroup, full
 from support.families import FAMILIES, MASKED, STATEFUL, make_model
 
 CONVERTED = {
@@ -46,7 +46,7 @@ def test_a_group_holds_no_more_than_one_weight_of_the_checkpoint_or_of_the_model
     assert any(map(is_split, groups)) == (family in CONVERTED)
 
 
-def is_split(group: Group) -> bool:
+def is_split(group: WeightGroup) -> bool:
     return len(group.specs) > 1
 
 

@@ -144,7 +144,7 @@ async def test_an_object_with_an_async_call_is_accepted():
         ("logs_under_a_tuple", r"log_extra: the name of a column is a text, not \('a', 'b'\)"),
         ("infinite", r"rewards\[mine\] returned inf for completion 0 of 2, an answer to prompt 0 of the dataset"),
         ("divides", r"rewards\[mine\] returned nan for completion 1 of 2, .* or None where the reward does not apply"),
-        ("logs_too_little", r"log_extra: column 'note' has 1 values for 2 completions \(.*user_rewards.py:\d+\)"),
+        ("logs_too_little", r"log_extra: column 'note' has 1 value for 2 completions \(.*user_rewards.py:\d+\)"),
         ("logs_a_reserved_name", r"log_metric: the name 'mean' cannot be used"),
         ("exits", r"rewards\[mine\] raised SystemExit: 0"),
         ("times_out_itself", r"rewards\[mine\] raised TimeoutError: no answer from the judge"),
@@ -187,7 +187,7 @@ async def test_a_failure_of_a_function_names_the_reward_and_the_cause(monkeypatc
     [
         (
             "one_short",
-            r"rewards\[mine\] returned 1 values for 2 completions; write `return \[score\(text\) for text in",
+            r"rewards\[mine\] returned 1 value for 2 completions; write `return \[score\(text\) for text in",
         ),
         ("letters", r"rewards\[mine\] returned '11' \(str\), not a list; write `return"),
         (
@@ -319,7 +319,7 @@ def test_a_function_cannot_read_variables_or_memory_of_its_rank(tmp_path):
 
 
 async def test_processes_that_a_function_started_end_with_it(tmp_path):
-    with pytest.raises(RewardError, match=r"was not done with 1 completions within 1 s"):
+    with pytest.raises(RewardError, match=r"was not done with 1 completion within 1 s"):
         await run(f"{USER}:starts_others", [make_prompt(folder=str(tmp_path))], [make_completion()], timeoutSeconds=1)
     state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
     wait_until(

@@ -66,7 +66,7 @@ def test_what_is_a_number_for_each_of_two_completions(result, values):
         (np.ones((2, 1)), "returned a ndarray of shape (2, 1), not (2,)", None),
         (torch.ones(1, 2), "returned a Tensor of shape (1, 2), not (2,)", None),
         (pandas.DataFrame([[1, 2], [3, 4]]), "returned a DataFrame of shape (2, 2), not (2,)", None),
-        ([1.0], "returned 1 values for 2 completions", None),
+        ([1.0], "returned 1 value for 2 completions", None),
         (iter([1.0] * 3), "returned 3 values for 2 completions", None),
         ([1.0, "0.5"], "returned '0.5' (str) for completion 1 of 2", 1),
         (np.array(["1", "2"]), "(str_) for completion 0 of 2", 0),

@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 
 from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
+from grpo_spec.words import counted
 from grpo_workload.algorithm.samples import Prompt, PromptImages
 from grpo_workload.algorithm.token_budget import MOST
 from grpo_workload.data.scan import Longest
@@ -54,7 +55,7 @@ def test_without_a_gpu_nothing_is_measured_and_a_set_size_is_kept(training, halv
     assert list(Path(tmp_path).iterdir()) == [], "it enters no phase"
     why = ": training.maxTokensPerMicroBatch" if training else ", the default without a GPU"
     assert f"micro-batches of {tokens} tokens{why}" in caplog.text
-    assert (f"halved {halvings} times after running out of memory" in caplog.text) == (halvings > 0)
+    assert (f"halved {counted(halvings, 'time')} after running out of memory" in caplog.text) == (halvings > 0)
 
 
 def settle(monkeypatch, tmp_path, choice, *, prompt=None, known=True, training=None, found=None, **config):

@@ -1,4 +1,4 @@
-"""Which environment pod a session is opened on: what a rank knows of each, without the requests. Pure."""
+"""Choice of the environment pod for a session, by what the rank knows of each; without the requests. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from grpo_spec.contract import EnvironmentGroup
+from grpo_spec.words import counted
 
 LONGEST_AVOIDED = 15.0
 """Seconds that a pod which has failed again and again is left alone, at most; one that has failed once, one second."""
@@ -103,8 +104,9 @@ def complaint(pods: Sequence[Pod], seconds: float) -> str:
     if are_full(pods):
         total = sum(pod.sessions for pod in pods)
         return (
-            f"{names}: no session became free for {seconds:g} s; {len(pods)} pods have {total}. Raise `replicas`, or "
+            f"{names}: no session became free for {seconds:g} s; "
+            f"{counted(len(pods), 'pod has', 'pods have')} {total}. Raise `replicas`, or "
             "`sessions` where pods have memory for more"
         )
     why = "; ".join(f"{pod.address}: {pod.trouble or 'not asked'}" for pod in pods[:3])
-    return f"{names}: none of {len(pods)} pods could be used for {seconds:g} s ({why})"
+    return f"{names}: 0 of {counted(len(pods), 'pod')} could be used for {seconds:g} s ({why})"

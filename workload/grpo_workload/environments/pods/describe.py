@@ -1,4 +1,4 @@
-"""What tools and environments on pods look like: a rank asks at its start, and waits until pods are ready."""
+"""Description of tools and environments on pods: a rank asks for it at its start, and waits until pods are ready."""
 
 from __future__ import annotations
 

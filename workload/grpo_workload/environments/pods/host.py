@@ -26,9 +26,9 @@ from grpo_workload.ranks.loop_thread import LoopThread
 logger = logging.getLogger(__name__)
 
 AWAY_SECONDS = IMPORT_SECONDS + 60
-"""How long episodes wait for pods of which none can be used: one that begins again imports users' modules."""
+"""Time that episodes wait while no pod can be used: one that begins again imports users' modules."""
 FULL_SECONDS = 3600.0
-"""How long they wait while others have all sessions, without any becoming free."""
+"""Time that they wait while others have all sessions and none becomes free."""
 _TELL_SECONDS = 60.0
 _DNS_SECONDS = 5  # a pod that has begun again has another address
 

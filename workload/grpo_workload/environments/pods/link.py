@@ -21,7 +21,7 @@ from grpo_workload.environments.pods.messages import (
 )
 
 CONNECT_SECONDS = 10.0
-"""How long a pod may take to open a session, and"""
+"""Time for a pod to open a session, and"""
 _BYTES_A_SECOND = 1e6  # longer, the more bytes the row has
 _CLOSE_SECONDS = 2.0
 

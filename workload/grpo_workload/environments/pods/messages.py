@@ -1,4 +1,4 @@
-"""What a rank and an environment pod say to each other, over one WebSocket for each session.
+"""Messages between a rank and an environment pod, over one WebSocket for each session.
 
 A frame is a message in JSON, and bytes behind it: a row on the way to a pod, the state of an environment on the way
 back. Neither side unpickles these. The rank asks, one request at a time; a pod gives one answer to each, and to a
@@ -27,7 +27,7 @@ _SIZE = struct.Struct(">I")
 
 
 class InvalidMessageError(Exception):
-    """What came is no message."""
+    """The frame is no message."""
 
 
 class _Message(BaseModel):
@@ -92,7 +92,7 @@ class Answer(_Message):
 
 
 class State(_Message):
-    """What GET /describe returns."""
+    """Answer of GET /describe."""
 
     description: Description | None = None  # once it is ready
     refused: str | None = None  # a user's mistake, for which it never will be

@@ -27,7 +27,7 @@ from grpo_spec.schema import WITHOUT_RULES
 from grpo_workload.environments.pods.server import PodServer
 
 FAILED_SECONDS = 30.0
-"""How long a pod that cannot begin stays, so that ranks which wait for it hear why."""
+"""Time that a pod which cannot begin stays, so that ranks which wait for it learn the cause."""
 _SHUTDOWN_SECONDS = 2.0
 
 

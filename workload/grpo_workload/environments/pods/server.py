@@ -16,6 +16,7 @@ from grpo_spec.contract import EnvironmentPodContract
 from grpo_spec.errors import ConfigError
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode, Outcome
+from grpo_spec.words import counted
 from grpo_workload.environments.base import (
     EnvironmentLostError,
     EpisodeTimeoutError,
@@ -168,7 +169,7 @@ class PodServer:
         if request.environment is not None and request.environment not in self._names:
             return Answer(away=f"has no environment {request.environment}")
         if self._num_open >= self._contract.sessions:
-            return Answer(away=f"has {self._num_open} sessions", is_full=True)
+            return Answer(away=f"has {counted(self._num_open, 'session')}", is_full=True)
         return None
 
     async def _end_sessions(self, _: web.Application) -> None:

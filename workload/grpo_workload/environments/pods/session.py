@@ -15,14 +15,14 @@ from grpo_workload.environments.user_process import IMPORT_SECONDS
 from grpo_workload.ranks.loop_thread import LoopThread
 
 MARGIN_SECONDS = 30.0
-"""What an answer may take beyond the limits that the pod keeps: its way, with a state of 64 MiB."""
+"""Time for an answer beyond the limits that the pod keeps: its transfer, with a state of 64 MiB."""
 
 Connect = Callable[[SessionRequest], Awaitable[tuple[Pod, Link]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long the pod's own limits let requests take, in seconds."""
+    """Longest times of requests by the pod's own limits, in seconds."""
 
     environment: float  # one call
     any_call: float  # one call of what takes longest

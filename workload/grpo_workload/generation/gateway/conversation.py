@@ -1,4 +1,4 @@
-"""What an episode that a program plays has so far: each request goes on from tokens that were sampled or read. Pure.
+"""An episode that a program plays, so far: each request goes on from tokens that were sampled or read. Pure.
 
 A request whose messages go on from a turn of the model gets the tokens up to that turn, as they were. If another turn
 has followed there, it begins a fork: a further sequence, which has those tokens as context. A request that goes on from
@@ -69,7 +69,7 @@ class _Asked:
 
 
 class Conversation:
-    """What an episode has so far. A request is asked with `ask`, and then answered with `add`."""
+    """An episode so far. A request is asked with `ask`, and then answered with `add`."""
 
     def __init__(self, words: Words, room: int, max_prompt_tokens: int | None) -> None:
         """Begin nothing yet.

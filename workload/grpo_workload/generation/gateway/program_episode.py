@@ -51,7 +51,7 @@ class ProgramEpisode:
 
     @property
     def spent_seconds(self) -> float:
-        """How long the program has taken, without the model."""
+        """Time that the program has taken, without the model."""
         return self._spent + (0.0 if self._is_asked else time.monotonic() - self._began)
 
     async def answer(self, request: ChatRequest, sent: bytes, *, is_repeated: bool) -> Answer:

@@ -12,7 +12,7 @@ from grpo_workload.generation.gateway.server import GatewayServer
 
 
 class Programs:
-    """What plays the programs of one rank."""
+    """Player of the programs of one rank."""
 
     def __init__(
         self, words: Words, server: GatewayServer, *, max_tokens: int, max_prompt_tokens: int | None, seconds: float

@@ -1,4 +1,4 @@
-"""What a program asks, checked: sampling must be the job's own, so whatever would change it is refused by name."""
+"""A program's request, checked. Sampling must be the job's own: parameters that would change it are refused by name."""
 
 from __future__ import annotations
 

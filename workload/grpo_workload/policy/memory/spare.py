@@ -1,4 +1,4 @@
-"""What stays free of a GPU beside an engine that takes what the trainer leaves."""
+"""Memory of a GPU that stays free beside an engine that takes what the trainer leaves."""
 
 from __future__ import annotations
 

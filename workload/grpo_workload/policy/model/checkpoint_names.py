@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.core_model_loading import revert_weight_conversion
 
 from grpo_spec.errors import ConfigError
-from grpo_workload.weights.export import Group, Weight
+from grpo_workload.weights.export import Weight, WeightGroup
 from grpo_workload.weights.wire import TensorSpec
 
 Plan = list[tuple[tuple[str, ...], tuple[TensorSpec, ...], bool]]
@@ -33,7 +33,7 @@ class CheckpointNames:
         self._model = model
         self._planned: tuple[list[TensorSpec], Plan] | None = None
 
-    def group(self, weights: Sequence[Weight]) -> list[Group]:
+    def group(self, weights: Sequence[Weight]) -> list[WeightGroup]:
         """Return `weights`, which have the model's names, as groups that give the checkpoint's.
 
         Raises:
@@ -44,7 +44,9 @@ class CheckpointNames:
             self._planned = specs, _plan(self._model, specs)
         by_name = {weight.name: weight for weight in weights}
         return [
-            Group(tuple(by_name[name] for name in names), given, self._converter(names, given) if converts else None)
+            WeightGroup(
+                tuple(by_name[name] for name in names), given, self._converter(names, given) if converts else None
+            )
             for names, given, converts in self._planned[1]
         ]
 

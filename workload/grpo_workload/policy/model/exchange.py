@@ -1,4 +1,4 @@
-"""What ranks of a sequence group exchange in a pass: tokens for heads and back, and values of completion tokens.
+"""Exchanges in a sequence group during a pass: tokens for heads and back, and values of completion tokens.
 
 Between its layers a rank has some tokens of a micro-batch; in attention, all tokens of some heads (DeepSpeed-Ulysses,
 arXiv:2309.14509). Tokens and query heads are divided as evenly as they can be, and each rank gets the key heads that

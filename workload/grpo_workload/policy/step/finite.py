@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from grpo_spec.words import counted
+
 
 class NotFiniteError(Exception):
     """Training cannot go on with numbers that are not finite; the same on all ranks."""
@@ -56,9 +58,10 @@ def check_weights(module: nn.Module, step: int) -> None:
     """Raise NotFiniteError on all ranks if a trained weight is not finite after `step` optimizer steps; collective."""
     if broken := broken_weights(module):
         raise NotFiniteError(
-            f"after step {step}, {len(broken)} weights are NaN or infinite, for example {broken[0]}: no checkpoint is "
-            "written, and earlier ones stay. Steps with such a loss or gradients change no weight, so suspect the base "
-            "model or a GPU; a new job on other nodes continues from the last checkpoint with storage.resumeFrom"
+            f"after step {step}, {counted(len(broken), 'weight is', 'weights are')} NaN or infinite, for example "
+            f"{broken[0]}: no checkpoint is written, and earlier ones stay. Steps with such a loss or gradients "
+            "change no weight, so suspect the base model or a GPU; a new job on other nodes continues from the last "
+            "checkpoint with storage.resumeFrom"
         )
 
 

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a policy consists of."""
+    """Parts of a policy."""
 
     accelerator: Accelerator
     group: SequenceGroup | None
