@@ -135,7 +135,7 @@ def test_a_volume_that_cannot_be_mounted_stands_in_the_job_within_seconds(jobs: 
     patch = json.dumps({"status": {"containerStatuses": [container], "conditions": conditions}})
     jobs("patch", "pod", "mounts-a-0", "--subresource=status", "--type=strategic", "-p", patch)
     starting = jobs.wait_for("mounts", "Running", "False", "Starting")
-    assert starting["message"] == "0 of 1 pods are ready; no longer ready: mounts-a-0"
+    assert starting["message"] == "0 of 1 pod is ready; no longer ready: mounts-a-0"
 
     missing = 'MountVolume.SetUp failed for volume "creds" : secret "creds" not found'
     pod = jobs.get("pod", "mounts-a-0")["metadata"]
