@@ -1,7 +1,7 @@
 """A whole job on real kubelets, through the chart, the operator's pod and the trainer's pods.
 
-Asserted: ranks of uneven pods on two nodes train to a checkpoint, and the pods are gone in the end; a model that does
-not exist fails the job, which names its field.
+Asserted: ranks of uneven pods on two nodes train to a checkpoint, and the pods are gone in the end; a secret that does
+not exist is named while the kubelet waits for it, and a model that does not exist fails the job, which names its field.
 """
 
 import json
@@ -30,8 +30,15 @@ def test_two_and_one_ranks_on_two_nodes_train_to_a_checkpoint(job: JobOnCluster)
     assert all("grad_norm" in step and "reward" in step for step in steps)
 
 
-def test_a_model_that_does_not_exist_fails_the_job_and_names_its_field(job: JobOnCluster) -> None:
-    job.apply(model={"path": "/data/nothing"}, generation=PLAIN, trainer={"groups": [{"name": "a", "gpus": 1}]})
+def test_a_secret_and_a_model_that_do_not_exist_are_named_by_the_job(job: JobOnCluster) -> None:
+    """The kubelet waits for the secret, which the job says; the model ends the job."""
+    keys = {"name": "keys", "secret": {"secretName": "keys"}}
+    mounts = {"volumes": [keys], "volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}
+    one = {"groups": [{"name": "a", "gpus": 1}]}
+    job.apply(model={"path": "/data/nothing"}, generation=PLAIN, trainer=one, podTemplate=mounts)
+    missing = 'secret "keys" not found'
+    wait_until(lambda: missing in job("get", "grpojob", "tiny", "-o", "wide"), "the job names its secret", 120)
+    job("create", "secret", "generic", "keys", "--from-literal=a=b")
     status = job.wait_for("Failed", 300)
     assert status["lastFailure"]["reason"] == "ConfigError"
     assert "model.path" in status["lastFailure"]["message"]
