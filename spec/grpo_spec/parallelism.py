@@ -37,7 +37,7 @@ class ParallelismConfig(Section):
     )
     offload_optimizer: Literal["none", "cpu", "generating"] = Field(
         "none",
-        description="Where optimizer states live. none: on the GPU. cpu: in host memory, where the CPU updates them. "
+        description="Place of optimizer states. none: on the GPU. cpu: in host memory, where the CPU updates them. "
         "generating: on the GPU for the optimizer's update and in host memory for the rest of the step, which "
         "then has more GPU memory (topology Colocate only).",
     )

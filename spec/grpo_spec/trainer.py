@@ -162,7 +162,7 @@ class TrainerConfig(Section):
     )
 
     model: ModelConfig = Field(description="The policy to train.")
-    dataset: DatasetConfig = Field(description="Where prompts come from.")
+    dataset: DatasetConfig = Field(description="Source of prompts.")
     rewards: tuple[RewardConfig, ...] = Field(
         min_length=1,
         max_length=32,
@@ -191,13 +191,13 @@ class TrainerConfig(Section):
     )
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters instead of all weights.")
     parallelism: ParallelismConfig = Field(
-        default_factory=ParallelismConfig, description="How training is spread over the ranks."
+        default_factory=ParallelismConfig, description="Spread of training over the ranks."
     )
     generation: GenerationConfig = Field(
-        default_factory=GenerationConfig, description="What samples completions, and how."
+        default_factory=GenerationConfig, description="Engine that samples completions, and its settings."
     )
     storage: StorageConfig = Field(
-        default_factory=StorageConfig, description="Where checkpoints live, and when they are written."
+        default_factory=StorageConfig, description="Place of checkpoints, and times of writing."
     )
 
     @property
