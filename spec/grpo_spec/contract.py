@@ -168,7 +168,7 @@ class Contract(Section):
         (), description="One group over all engines (Server), or one per trainer pod (NodeLocal)."
     )
     environment_pods: tuple[EnvironmentGroup, ...] = Field(
-        (), description="Where tools and environments run. Empty: in processes beside each rank."
+        (), description="Pods of tools and environments. Empty: they run in processes beside each rank."
     )
     master_port: int = Field(MASTER_PORT, ge=1, le=65535)
     timeout_seconds: int = Field(600, ge=1, description="Deadline of the rendezvous and of collectives.")

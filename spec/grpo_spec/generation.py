@@ -33,7 +33,7 @@ class GenerationConfig(Section):
 
     topology: Topology = Field(
         Topology.COLOCATE,
-        description="Where vLLM runs. Colocate: inside the trainer's ranks. Server: on its own pods. NodeLocal: in "
+        description="Place of vLLM. Colocate: inside the trainer's ranks. Server: on its own pods. NodeLocal: in "
         "each trainer pod, on GPUs set aside for it.",
     )
     tensor_parallel: int = Field(

@@ -94,7 +94,7 @@ class LoraConfig(Section):
     )
     push: Literal["merged", "adapters"] = Field(
         "merged",
-        description="What engines get after a step. merged: full weights; they sample as fast as without LoRA. "
+        description="Weights that engines get after a step. merged: full weights; they sample as fast as without LoRA. "
         "adapters: only the adapters, in a fraction of the time, but vLLM then computes them in addition to each "
         "layer (topologies Server and NodeLocal only). Set adapters where a push takes much of a step (time/sync).",
     )

@@ -106,7 +106,7 @@ class Progress(Section):
     waiting_for: tuple[str, ...] = Field((), description="Pods not reached yet, each with the cause.")
     reward: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict, description="Metrics of the last step, under TRL's names.")
-    warnings: tuple[RunWarning, ...] = Field((), description="What is odd about the last steps, the worst first.")
+    warnings: tuple[RunWarning, ...] = Field((), description="Odd findings about the last steps, the worst first.")
     advice: str | None = Field(
         None, description="Who waits for whom, ranks or engines, and what to change; None if nothing is known or wrong."
     )
@@ -150,7 +150,7 @@ class Outcome(Section):
     pod_uid: str = ""
     exit_code: ExitCode
     reason: str = Field(description="One of `Reason`, for example RankFailed.")
-    message: str = Field(description="What failed, why, and what to do about it.")
+    message: str = Field(description="Failure, its cause and its cure.")
     rank: int | None = None
     progress: Progress | None = None
 

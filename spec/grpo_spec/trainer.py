@@ -7,7 +7,7 @@ rank. So each field has one name, one default and one description. Torch-free: t
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -16,70 +16,11 @@ from grpo_spec.evaluation import EvaluationConfig
 from grpo_spec.generation import GenerationConfig, Topology
 from grpo_spec.inputs import DatasetConfig, ModelConfig
 from grpo_spec.lora import LoraConfig
+from grpo_spec.parallelism import ParallelismConfig
 from grpo_spec.rewards import RewardConfig
-from grpo_spec.schema import INTEGERS, Rule, Section, dump
+from grpo_spec.schema import Rule, Section, dump
 from grpo_spec.storage import StorageConfig
 from grpo_spec.training import TrainingConfig
-
-
-class ParallelismConfig(Section):
-    """The spread of training over the ranks (DeepSpeed)."""
-
-    RULES = (
-        Rule(
-            "self.zeroStage > 0 || (self.offloadOptimizer != 'cpu' && !self.coalesceGradReduction)",
-            "offloadOptimizer cpu and coalesceGradReduction need zeroStage 1, 2 or 3",
-            lambda p: p.zero_stage > 0 or (p.offload_optimizer != "cpu" and not p.coalesce_grad_reduction),
-        ),
-        Rule(
-            "self.gradientCheckpointing || !self.offloadActivations",
-            "offloadActivations needs gradientCheckpointing: it offloads the activations that checkpointing keeps",
-            lambda p: p.gradient_checkpointing or not p.offload_activations,
-        ),
-        Rule(
-            "self.optimizerDtype == 'float32' || self.offloadOptimizer != 'cpu'",
-            "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32",
-            lambda p: p.optimizer_dtype == "float32" or p.offload_optimizer != "cpu",
-        ),
-    )
-
-    zero_stage: Annotated[Literal[0, 1, 2, 3], INTEGERS] = Field(
-        2,
-        description="ZeRO stage: what is partitioned over the ranks. 0: nothing. 1: optimizer states. 2: also "
-        "gradients. 3: also weights.",
-    )
-    offload_optimizer: Literal["none", "cpu", "generating"] = Field(
-        "none",
-        description="Where optimizer states live. none: on the GPU. cpu: in host memory, where the CPU updates them. "
-        "generating: on the GPU for the optimizer's update and in host memory for the rest of the step, which "
-        "then has more GPU memory (topology Colocate only).",
-    )
-    optimizer_dtype: Literal["float32", "bfloat16", "int8"] = Field(
-        "float32",
-        description="Type of AdamW's states. Set int8 where float32 does not fit: moments take a quarter, and the "
-        "weights that AdamW updates stay float32. bfloat16 halves both, and loses updates below 1/256 of a weight.",
-    )
-    coalesce_grad_reduction: bool = Field(
-        False,
-        description="Reduce gradients once a step, not after every micro-batch. Set it where the network is slow. "
-        "Less traffic, but every rank holds all gradients until then.",
-    )
-    gradient_checkpointing: bool = Field(
-        False, description="Recompute activations in the backward pass to save memory."
-    )
-    offload_activations: bool = Field(
-        False,
-        description="With gradientCheckpointing: keep the activations that checkpointing saves in host memory until "
-        "the backward pass. Set it where long completions do not fit otherwise. A rank "
-        "needs 2 bytes x layers x hidden size of host memory for each token of a micro-batch.",
-    )
-    sequence: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="Neighbouring trainer GPUs that share each sequence. Set it where long ones do not fit on one.",
-    )
-
 
 _SAME_ROWS = "self.evaluation.dataset.split == self.dataset.split && " + " && ".join(
     f"has(self.evaluation.dataset.{name}) == has(self.dataset.{name}) && "
@@ -221,7 +162,7 @@ class TrainerConfig(Section):
     )
 
     model: ModelConfig = Field(description="The policy to train.")
-    dataset: DatasetConfig = Field(description="Where prompts come from.")
+    dataset: DatasetConfig = Field(description="Source of prompts.")
     rewards: tuple[RewardConfig, ...] = Field(
         min_length=1,
         max_length=32,
@@ -250,13 +191,13 @@ class TrainerConfig(Section):
     )
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters instead of all weights.")
     parallelism: ParallelismConfig = Field(
-        default_factory=ParallelismConfig, description="How training is spread over the ranks."
+        default_factory=ParallelismConfig, description="Spread of training over the ranks."
     )
     generation: GenerationConfig = Field(
-        default_factory=GenerationConfig, description="What samples completions, and how."
+        default_factory=GenerationConfig, description="Engine that samples completions, and its settings."
     )
     storage: StorageConfig = Field(
-        default_factory=StorageConfig, description="Where checkpoints live, and when they are written."
+        default_factory=StorageConfig, description="Place of checkpoints, and times of writing."
     )
 
     @property

@@ -56,7 +56,7 @@ class TrainingConfig(LossConfig, OptimizerConfig, TrackingConfig):
         1,
         ge=1,
         le=64,
-        description="How often these steps are repeated on the same completions: one generation serves "
+        description="Number of times that these steps are repeated on the same completions: one generation serves "
         "stepsPerGeneration x numIterations optimizer steps. Raise it where sampling takes far longer than training.",
     )
     max_resample_times: int = Field(

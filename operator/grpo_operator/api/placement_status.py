@@ -59,5 +59,5 @@ class Admission(StatusSection):
     uid: str = Field(max_length=64, description="UID of the Workload.")
     cluster_queue: str = Field(max_length=253, description="ClusterQueue whose quota the attempt uses.")
     groups: Annotated[tuple[GroupAdmission, ...], Field(max_length=64)] = Field(
-        (), description="What the admission adds to the pods of each group."
+        (), description="Settings that the admission adds to each group."
     )

@@ -119,5 +119,5 @@ class DownloadStatus(StatusSection):
         None, description="Earliest time of the next try; absent while one is under way or begins."
     )
     message: str = Field(
-        "", max_length=4096, exclude_if=lambda message: not message, description="Why the last try failed."
+        "", max_length=4096, exclude_if=lambda message: not message, description="Cause of the last failure."
     )

@@ -198,10 +198,10 @@ class GRPOJobSpec(TrainerConfig):
     device: DeviceConfig = Field(default_factory=DeviceConfig, description="Device that the ranks compute on.")
     trainer: TrainerSpec = Field(description="Pods that train.")
     generation: GenerationSpec = Field(
-        default_factory=GenerationSpec, description="Which engine generates completions, and where."
+        default_factory=GenerationSpec, description="Engine that generates completions, and its place."
     )
     scheduling: SchedulingSpec = Field(
-        default_factory=SchedulingSpec, description="How the pods of an attempt find nodes together."
+        default_factory=SchedulingSpec, description="Common placement of an attempt's pods."
     )
     network: NetworkSpec = Field(default_factory=NetworkSpec, description="Network between nodes.")
     rendezvous: RendezvousSpec = Field(
@@ -235,7 +235,7 @@ class GRPOJobSpec(TrainerConfig):
         f"{names.CONTROLLER}. Set it where another controller runs the job, for example Kueue's MultiKueue.",
     )
     failure_policy: FailurePolicy = Field(
-        default_factory=FailurePolicy, description="What is restarted after a failure, and how often."
+        default_factory=FailurePolicy, description="Restarts after failures, and their limit."
     )
     active_deadline_seconds: int | None = Field(
         None,

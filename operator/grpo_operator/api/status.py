@@ -49,8 +49,8 @@ class MemberOutcome(StatusSection):
     """End of a pod, recorded as soon as it was seen."""
 
     exit_code: int = Field(description="Exit code of the container; -1 if there is none.")
-    reason: str = Field(max_length=128, description="Why it ended, as one word for programs.")
-    message: str = Field(max_length=4096, description="Why it ended, in the words of the launcher or the kubelet.")
+    reason: str = Field(max_length=128, description="Cause of the end, a word for programs.")
+    message: str = Field(max_length=4096, description="Cause of the end in words of launcher or kubelet.")
     finished_at: Time | None = Field(
         None, description="Time when the operator first saw that it had ended: the clocks of nodes differ."
     )
@@ -75,7 +75,7 @@ class MemberStatus(StatusSection):
     role: str = Field(max_length=16, description="Role of the pod: trainer, generation, environment or download.")
     uid: str = Field(max_length=64, description="UID of the pod; a pod with another UID is not this member.")
     node: str | None = Field(None, max_length=253, description="Node that the pod runs on.")
-    outcome: MemberOutcome | None = Field(None, description="How the pod ended; absent while it runs.")
+    outcome: MemberOutcome | None = Field(None, description="End of the pod; absent while it runs.")
     disruption: Disruption | None = Field(None, description="Why the cluster takes the pod away, if it does.")
     replacing: bool = Field(
         False,
@@ -103,8 +103,8 @@ class Failure(StatusSection):
     )
     node: str | None = Field(None, max_length=253, description="Node that the pod ran on.")
     exit_code: int | None = Field(None, description="Exit code of the pod's container, if it has one.")
-    reason: str = Field(max_length=128, description="What failed, as one word for programs.")
-    message: str = Field(max_length=4096, description="What failed, for people, with the last lines of the log if any.")
+    reason: str = Field(max_length=128, description="Failure, as one word for programs.")
+    message: str = Field(max_length=4096, description="Failure, for people, with the log's last lines if any.")
     time: Time = Field(description="Time when the operator first saw the failure.")
     attempt: int = Field(0, ge=0, description="Number of the attempt that failed.")
     step: int | None = Field(None, description="Number of steps done then, as far as this attempt had reported it.")
@@ -144,8 +144,8 @@ class Summary(StatusSection):
         "", max_length=32, description="Ready / all generation pods, or the topology if it has no generation pods."
     )
     environments: str = Field("", max_length=32, description="Ready / all environment pods, if it has any.")
-    reason: str = Field("", max_length=128, description="Why the job is in this phase, as one word.")
-    message: str = Field("", max_length=32768, description="Why the job is in this phase, as a sentence.")
+    reason: str = Field("", max_length=128, description="Cause of the phase, as one word.")
+    message: str = Field("", max_length=32768, description="Cause of the phase, as a sentence.")
 
 
 class ElasticStatus(StatusSection):

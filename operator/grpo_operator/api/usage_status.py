@@ -16,7 +16,7 @@ class Usage(StatusSection):
 
     gpu_seconds: dict[str, int] = Field(
         default_factory=dict,
-        description="How many were held, and of them training, sampling, waiting, loading, lost and idle.",
+        description="Numbers held, and of them training, sampling, waiting, loading, lost and idle.",
     )
     attempt: dict[str, int] = Field(
         default_factory=dict,

@@ -36,11 +36,12 @@ from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.storage.resuming import Source
 from grpo_workload.training.inputs import load_data, load_processing_class, start_evaluation, start_prompts
 from grpo_workload.training.micro_batch_size import settle_micro_batches
-from grpo_workload.training.model_check import Subject, memory, refuse_unfit
+from grpo_workload.training.model_check import memory, refuse_unfit
 from grpo_workload.training.resume import DATASET, EVALUATION, resume
 from grpo_workload.training.run import Evaluation, Run
 from grpo_workload.training.standing import standing
 from grpo_workload.training.start_episodes import make_episodes, start_sessions
+from grpo_workload.training.subject import Subject
 from grpo_workload.training.trials import Trials, read_trials
 from grpo_workload.training.weight_check import WeightCheck
 

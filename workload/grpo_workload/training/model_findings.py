@@ -16,7 +16,8 @@ from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.vllm_api import engine_class
 from grpo_workload.policy.model import rope, vision
 from grpo_workload.policy.model.load import read_config
-from grpo_workload.training.model_check import AT_START, Aspects, Inconclusive, Subject
+from grpo_workload.training.model_check import AT_START, Aspects, Inconclusive
+from grpo_workload.training.subject import Subject
 
 
 def _engine(subject: Subject) -> str | None:

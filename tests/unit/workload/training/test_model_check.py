@@ -18,9 +18,10 @@ from grpo_workload.capacity import meta_pass
 from grpo_workload.capacity import shapes as shapes_of_plan
 from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.policy.model.load import empty_model, load_model
-from grpo_workload.training import model_check
-from grpo_workload.training.model_check import Subject, memory, refuse_unfit
+from grpo_workload.training import subject as subject_module
+from grpo_workload.training.model_check import memory, refuse_unfit
 from grpo_workload.training.model_findings import Finding, answers
+from grpo_workload.training.subject import Subject
 from grpo_workload.weights.export import full
 from support.families import FAMILIES, LONG_ROPE, MASKED, SIZES, STATEFUL, make_config, make_model
 from support.trainer.tiny_model import make_tiny_model
@@ -213,7 +214,7 @@ def test_a_start_makes_one_model_for_its_check_and_one_for_its_plan(
         made.append(empty_model(config))
         return made[-1]
 
-    for module in (model_check, shapes_of_plan, meta_pass):
+    for module in (subject_module, shapes_of_plan, meta_pass):
         monkeypatch.setattr(module, "empty_model", count)
     make_config("llama").save_pretrained(tmp_path)
     subject = Subject(make_contract(tmp_path, lora={"loadIn4Bit": True}, generation={"engine": "Transformers"}))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from grpo_spec.contract import Device
-from grpo_spec.trainer import ParallelismConfig
+from grpo_spec.parallelism import ParallelismConfig
 from grpo_workload.policy.memory.host_memory import HostMemory, aligned, bytes_of, wait
 
 
