@@ -15,7 +15,6 @@ from benchmarks.common.runs import REWARDS
 from benchmarks.vs_trl.trainer_rows import engine_arguments
 
 SAMPLES = NUM_PROMPTS * NUM_GENERATIONS
-CONTEXT_SPARE = 64  # tokens of a chat template around a prompt
 STEPS = 100  # more than are ever measured
 SWIFT_MICRO_BATCH = 16  # without Liger, 32 need more than 80 GB
 SHARE = 0.3
@@ -85,7 +84,7 @@ def swift(model: Path, folder: Path, device: str, longest: int) -> Command:
         "model": model,
         "model_type": "qwen2",
         "template": "qwen2_5",
-        "system": "",
+        "use_chat_template": False,
         "dataset": folder / "data.jsonl",
         "load_from_cache_file": False,
         "split_dataset_ratio": 0,
@@ -102,7 +101,7 @@ def swift(model: Path, folder: Path, device: str, longest: int) -> Command:
         "gradient_accumulation_steps": SAMPLES // SWIFT_MICRO_BATCH,
         "num_generations": NUM_GENERATIONS,
         "max_completion_length": longest,
-        "max_length": PROMPT_TOKENS + CONTEXT_SPARE,
+        "max_length": PROMPT_TOKENS,
         "max_steps": STEPS,
         "learning_rate": 1e-6,
         "beta": 0.0,
@@ -110,7 +109,7 @@ def swift(model: Path, folder: Path, device: str, longest: int) -> Command:
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": SHARE,
-        "vllm_max_model_len": PROMPT_TOKENS + CONTEXT_SPARE + longest,
+        "vllm_max_model_len": PROMPT_TOKENS + longest,
         "vllm_max_num_seqs": engine.pop("max_num_seqs", SAMPLES),
         "vllm_enforce_eager": engine.pop("enforce_eager", False),
         "vllm_engine_kwargs": json.dumps(engine),
