@@ -7,9 +7,9 @@ from grpo_spec.words import counted
 
 
 def describe_usage(usage: Usage | None, price: tuple[float, str] | None = None) -> str:
-    """Return how long the job has held GPUs and what for, empty for less than half a minute. `price`: of a GPU hour."""
+    """Return how long the job has held GPUs and what for, empty before it has. `price`: of a GPU hour."""
     held = usage.gpu_seconds.get("held", 0) if usage else 0
-    if usage is None or held <= 30:
+    if usage is None or held == 0:
         return ""
     shares = {use: usage.gpu_seconds.get(use, 0) / held for use in PARTS}
     parts = ", ".join(f"{share:.0%} {use}" for use, share in shares.items() if share >= 0.005)

@@ -189,7 +189,7 @@ def _disruption(status: Object) -> Disruption | None:
 _NEVER = re.compile(
     r"0/(\d+) nodes are available: .*\bInsufficient .*\b0/\1 nodes are available: \1 Preemption is not helpful"
 )
-"""What the scheduler says if no node that the pod may use has as much in all as it asks for. Older ones do not tell."""
+"""The scheduler's words if no node that the pod may use has as much in all as it asks for. Older ones do not tell."""
 
 
 def _unschedulable(status: Object) -> str | None:
