@@ -1,4 +1,4 @@
-"""What was read of a file, a format's table with one row per option, and what became of an option. Pure."""
+"""Options that were read of a file, a format's table with one row per option, and what became of an option. Pure."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from grpo_spec.reports import Progress
 from grpo_spec.words import counted, every
 
 _CREATING = "ContainerCreating"
-"""What a kubelet says of a container until it has begun. If the pod is prepared, only its image is missing."""
+"""A kubelet's word for a container until it has begun. If the pod is prepared, only its image is missing."""
 
 STILL_SECONDS = 60
 """Seconds without any progress, and longer than a step, after which `Running` says so."""
