@@ -38,8 +38,8 @@ def ended_with() -> Iterator[None]:
         while left := [child for child in _running() if child not in before]:
             for child in left:
                 _kill(child)
-            psutil.wait_procs(left, timeout=GRACE)
-            if alive := [child for child in left if child in _running()]:
+            _, late = psutil.wait_procs(left, timeout=GRACE)
+            if alive := [child for child in late if _status(child) != psutil.STATUS_ZOMBIE]:
                 raise RuntimeError(f"killed, and still there: {', '.join(map(str, alive))}")
         signal.signal(signal.SIGTERM, handler)
 

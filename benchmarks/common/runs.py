@@ -52,10 +52,8 @@ def run_job(
     After `seconds`, fewer steps are enough if there are `least`.
     Raises JobError when the job ends early or takes longer than `seconds`.
     """
-    manifest, output = folder / "job.yaml", folder / "grpo.log"
-    head = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "bench"}}
-    manifest.write_text(yaml.safe_dump(head | {"spec": spec}))
-    command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(folder / "run")]
+    output = folder / "grpo.log"
+    command = [sys.executable, *job_command(folder, spec)]
     environ = os.environ | dict(variables or {})
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
     deadline = time.monotonic() + seconds
@@ -81,6 +79,13 @@ def run_job(
             if code:
                 raise _error(folder, f"the job ended with {code}")
     return rows[:steps]
+
+
+def job_command(folder: Path, spec: dict[str, Any]) -> list[str]:
+    """Write a GRPOJob into `folder`, and return the arguments with which python runs it there."""
+    head = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "bench"}}
+    (manifest := folder / "job.yaml").write_text(yaml.safe_dump(head | {"spec": spec}))
+    return ["-m", "grpo_cli", "run", str(manifest), "--output", str(folder / "run")]
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:

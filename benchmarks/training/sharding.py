@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,13 @@ def measure(
     draw = torch.Generator().manual_seed(0)
     batches = torch.randint(0, 512, (ranks * micro_batches, sequences, tokens), generator=draw)
     mine = batches if shares_batches else batches[rank::ranks]
-    step = globals()[f"_{side}"](model, device, own, len(mine))
+    sides: dict[str, Callable[..., Step]] = {
+        "zero3": _zero3,
+        "zero3_coalesced": partial(_zero3, coalesces=True),
+        "fsdp2": _fsdp2,
+        "autotp": _autotp,
+    }
+    step = sides[side](model, device, own, len(mine))
 
     def timed() -> tuple[float, float]:
         dist.barrier()
@@ -161,10 +168,6 @@ def _zero3(model: Path, device: str, own: Any, count: int, *, coalesces: bool = 
     parallelism = {"zeroStage": 3, "optimizerDtype": "bfloat16"}
     config = deepspeed_config(contract(model, device, 8, parallelism, None).config)
     return _deepspeed(model, device, own, count, config, coalesces=coalesces)
-
-
-def _zero3_coalesced(model: Path, device: str, own: Any, count: int) -> Step:
-    return _zero3(model, device, own, count, coalesces=True)
 
 
 def _autotp(model: Path, device: str, own: Any, count: int) -> Step:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.vs_trl.varlen_attention import Attention
+
 VERSION = "2.8.3"
 
 
@@ -24,8 +26,10 @@ def install(folder: Path) -> None:
         f"from pkgutil import extend_path\n\nfrom benchmarks.vs_field.flash_attn import {names}\n\n"
         f'__version__ = "{VERSION}"\n__path__ = extend_path(__path__, __name__)\n'
     )
-    names = "index_first_axis, pad_input, rearrange, unpad_input"
-    (package / "bert_padding.py").write_text(f"from benchmarks.vs_field.flash_attn import {names}\n")
+    names = "index_first_axis, pad_input, unpad_input"
+    (package / "bert_padding.py").write_text(
+        f"from einops import rearrange\n\nfrom benchmarks.vs_field.flash_attn import {names}\n"
+    )
 
 
 def flash_attn_varlen_func(
@@ -41,25 +45,22 @@ def flash_attn_varlen_func(
     causal: bool = False,
     **_: Any,
 ) -> Any:
-    """Attention [N, H, D] of packed sequences."""
+    """Attention [N, H, D] of packed sequences, each token's to those before it."""
     import torch
-    from torch.nn.attention.varlen import varlen_attn
 
     assert dropout_p == 0.0
-    starts, key_starts = cu_seqlens_q.to(torch.int32), cu_seqlens_k.to(torch.int32)
-    out: Any = varlen_attn(
+    return Attention.flash_attn_varlen_func(
         q,
         k,
         v,
-        starts,
-        key_starts,
+        cu_seqlens_q.to(torch.int32),
+        cu_seqlens_k.to(torch.int32),
         int(max_seqlen_q),
         int(max_seqlen_k),
-        scale=softmax_scale,
-        window_size=(-1, 0) if causal else (-1, -1),
-        enable_gqa=True,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=(-1, -1),
     )
-    return out
 
 
 def flash_attn_func(
@@ -99,10 +100,3 @@ def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
 def index_first_axis(tensor: Any, indices: Any) -> Any:
     """Return rows of a tensor."""
     return tensor[indices]
-
-
-def rearrange(*args: Any, **options: Any) -> Any:
-    """See einops."""
-    import einops
-
-    return einops.rearrange(*args, **options)

@@ -7,18 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.common.lengths import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_TOKENS
 from benchmarks.common.metered import prompts
-from benchmarks.common.runs import REWARDS
-from benchmarks.vs_trl.trainer_rows import engine_arguments
+from benchmarks.common.runs import job_command
+from benchmarks.vs_trl.trainer_rows import Row, engine_arguments, our_spec
 
 SAMPLES = NUM_PROMPTS * NUM_GENERATIONS
 STEPS = 100  # more than are ever measured
 SWIFT_MICRO_BATCH = 16  # without Liger, 32 need more than 80 GB
 SHARE = 0.3
-"""Of the GPU's memory for the engine."""
+"""Share of the GPU's memory that the engine gets, as in `vs_trl/trainer_rows.py`."""
 
 SWIFT_REWARD = """
 from swift.rewards import ORM, orms
@@ -38,35 +36,14 @@ Command = list[str]
 
 def ours(model: Path, folder: Path, device: str, longest: int) -> Command:
     """Defaults: micro-batches as large as memory allows, Liger's layers, sequences without padding."""
-    (folder / "data.jsonl").write_text("".join(json.dumps({"prompt": one}) + "\n" for one in prompts()))
-    generation: dict[str, Any] = {"maxModelLen": PROMPT_TOKENS + longest, "engineArgs": engine_arguments(device)}
-    spec: dict[str, Any] = {
-        "device": {"type": device},
-        "model": {"path": str(model)},
-        "dataset": {"path": str(folder / "data.jsonl")},
-        "rewards": REWARDS,
-        "training": {
-            "promptsPerStep": NUM_PROMPTS,
-            "numGenerations": NUM_GENERATIONS,
-            "maxCompletionLength": longest,
-            "maxSteps": STEPS,
-            "importanceSamplingCorrection": "none",
-        },
-        "parallelism": {"zeroStage": 0, "optimizerDtype": "bfloat16", "gradientCheckpointing": True},
-        "generation": generation | ({"kvCacheMemory": "256Mi"} if device == "cpu" else {"gpuMemoryUtilization": SHARE}),
-        "trainer": {"groups": [{"name": "t", "gpus": 1}]},
-        "storage": {"checkpointEverySteps": 1000},
-    }
-    head = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob", "metadata": {"name": "bench"}}
-    (folder / "job.yaml").write_text(yaml.safe_dump(head | {"spec": spec}))
-    return ["-m", "grpo_cli", "run", str(folder / "job.yaml"), "--output", str(folder / "run")]
+    row = Row.parse("ours-lognormal-default", ())
+    return job_command(folder, our_spec(row, model, folder, device, longest))
 
 
 def trl(model: Path, folder: Path, device: str, longest: int) -> Command:
     """Liger's layers and micro-batches of 32, the fastest of those tried (`vs_trl/trainer.py`)."""
-    row = (
-        f"Row.parse('trl-lognormal-large-liger-norng', ()).prepare(Path({str(model)!r}), {device!r}, longest={longest})"
-    )
+    name = "trl-lognormal-large-norng" + ("-liger" if device == "cuda" else "")
+    row = f"Row.parse({name!r}, ()).prepare(Path({str(model)!r}), {device!r}, longest={longest})"
     return ["-c", f"from pathlib import Path\nfrom benchmarks.vs_trl.trainer_rows import Row\n{row}[0]()"]
 
 

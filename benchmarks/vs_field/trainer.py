@@ -44,19 +44,10 @@ MODULE = "benchmarks.vs_field.trainer"
 WARMUP = 2
 GIB = 2**30
 PEAK_FLOPS = 989e12  # of an H100 in bfloat16, without sparsity
-PACKAGES = {
-    "torch",
-    "triton",
-    "transformers",
-    "vllm",
-    "accelerate",
-    "deepspeed",
-    "liger_kernel",
-    "peft",
-    "trl",
-    "ms_swift",
-}
-PACKAGES |= {"verl", "ray", "tensordict", "TransferQueue", "grpo_operator"}
+# fmt: off
+PACKAGES = {"torch", "triton", "transformers", "vllm", "accelerate", "deepspeed", "liger_kernel", "peft", "trl",
+    "ms_swift", "verl", "ray", "tensordict", "TransferQueue", "grpo_operator"}
+# fmt: on
 LOG_LINES = 40  # shown of each log of a side that failed
 
 

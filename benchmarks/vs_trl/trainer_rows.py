@@ -105,8 +105,8 @@ def _trl(row: Row, model: Path, device: str, longest: int) -> Prepared:
     return trainer.train, lambda: trainer.state.log_history
 
 
-def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
-    folder = Path(tempfile.mkdtemp(dir=model.parent))
+def our_spec(row: Row, model: Path, folder: Path, device: str, longest: int) -> dict[str, Any]:
+    """Return the spec of the job that a row of ours is; its dataset is written into `folder`."""
     (folder / "data.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts()))
     is_half = "fp32" not in row.options
     correction = "sequence_mask" if "corrected" in row.options else "bypass" if "bypass" in row.options else "none"
@@ -142,6 +142,12 @@ def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
         path, value = change.split("=", 1)
         section, field = path.split(".")
         spec[section][field] = yaml.safe_load(value)
+    return spec
+
+
+def _ours(row: Row, model: Path, device: str, longest: int) -> Prepared:
+    folder = Path(tempfile.mkdtemp(dir=model.parent))
+    spec = our_spec(row, model, folder, device, longest)
     from grpo_operator.api.spec import parse_spec
     from grpo_operator.layout.contracts import make_contract
     from grpo_operator.layout.job import Job
