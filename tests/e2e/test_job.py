@@ -1,7 +1,8 @@
 """A whole job on real kubelets, through the chart, the operator's pod and the trainer's pods.
 
 Asserted: ranks of uneven pods on two nodes train to a checkpoint, and the pods are gone in the end; a secret that does
-not exist is named while the kubelet waits for it, and a model that does not exist fails the job, which names its field.
+not exist is named while the kubelet waits for it, and a model that does not exist fails the job, which names its field;
+an image that the container runtime finds no `python` in ends the job without a restart.
 """
 
 import json
@@ -44,3 +45,12 @@ def test_a_secret_and_a_model_that_do_not_exist_are_named_by_the_job(job: JobOnC
     assert "model.path" in status["lastFailure"]["message"]
     assert "/data/nothing" in status["lastFailure"]["message"]
     wait_until(lambda: not json.loads(job("get", "pods", "-o", "json"))["items"], "pods of the ended job are gone", 120)
+
+
+def test_an_image_without_python_ends_the_job_without_a_restart(job: JobOnCluster) -> None:
+    nothing = {"env": [{"name": "PATH", "value": "/nowhere"}]}  # as in such an image: the runtime finds no program
+    job.apply(generation=PLAIN, trainer={"groups": [{"name": "a", "gpus": 1}]}, podTemplate=nothing)
+    status = job.wait_for("Failed", 120)
+    assert (status["lastFailure"]["reason"], status["restarts"]["total"]) == ("ConfigError", 0)
+    assert "spec.image does not hold the programs of this release" in status["lastFailure"]["message"]
+    assert 'exec: "python": executable file not found' in status["lastFailure"]["message"]
