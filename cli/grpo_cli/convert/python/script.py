@@ -14,7 +14,8 @@ from grpo_cli.convert.values import boolean, integer, number
 _PARSED = ("parse_args", "parse_known_args", "parse_args_and_config", "parse_args_into_dataclasses")
 # Calls of which a job does the same, or needs none.
 _TOLD = re.compile(
-    r"(.*\.)?(GRPOTrainer|add_argument|close|info|print|push_to_hub|save_model|setLevel|train|warning)|sys\.path\.insert",
+    r"(.*\.)?(GRPOTrainer|add_argument|close|info|print|push_to_hub|save_model|setLevel|train|warning)"
+    r"|sys\.path\.insert",
     re.DOTALL,
 )
 _CHANGES = {"append", "extend", "update"}

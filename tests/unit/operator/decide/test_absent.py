@@ -1,4 +1,4 @@
-"""Which pod is missing, or not prepared by its node, and what events say about it."""
+"""A pod that is missing, or not prepared by its node, is found, and events say why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pod a session is opened on: sessions spread, and a pod that fails or is full is left alone for a while."""
+"""Pods on which sessions are opened: sessions spread, and a pod that fails or is full is left alone for a while."""
 
 from collections import Counter
 

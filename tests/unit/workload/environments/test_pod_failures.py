@@ -1,4 +1,4 @@
-"""What may come from a pod, or to one, or not at all: nothing hangs, and nothing of it is an answer."""
+"""Wrong, late and missing messages from and to a pod: nothing hangs, and none of them is an answer."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What is tried before training: the longest sequence, and sizes of micro-batches where these are measured.
+"""Trials before training: the longest sequence, and sizes of micro-batches where these are measured.
 
 On GPUs: tests/gpu/test_micro_batch_size.py.
 """

@@ -1,4 +1,4 @@
-"""What is said of a model from its configuration alone, and what is refused before weights are loaded."""
+"""A model is described by its configuration alone, and refused before weights are loaded."""
 
 from __future__ import annotations
 
