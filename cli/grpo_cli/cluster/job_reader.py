@@ -12,11 +12,10 @@ from grpo_cli.cluster.kube import Kube, Object
 from grpo_cli.cluster.launchers import Launchers
 from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.errors import CliError, Exit
-from grpo_cli.screen.pods import running_master, running_pods
+from grpo_cli.screen.pods import running_pods
 from grpo_cli.screen.training import LauncherReport, is_stuck
-from grpo_cli.screen.view import JobView, make_view, read_topology
+from grpo_cli.screen.view import JobView, make_view, read_topology, serving_master
 from grpo_operator.api.status import read_status
-from grpo_operator.decide.conditions import is_terminal
 from grpo_spec.contract import Member
 from grpo_spec.reports import Progress
 
@@ -44,7 +43,7 @@ class JobReader:
 
     def completions(self, job: Object, pods: Sequence[Object]) -> list[Mapping[str, Any]]:
         """Return the completions of the newest step that are kept for reading. Raises CliError if no pod has them."""
-        if (master := running_master(read_topology(job), pods)) is None:
+        if (master := serving_master(job, pods)) is None:
             raise CliError(
                 "the pod of rank 0 does not run: `grpo ui --folder` shows completions, which are on the job's volume",
                 Exit.NOT_FOUND,
@@ -74,9 +73,8 @@ class JobReader:
         ]
 
     def _report(self, job: Object, pods: Sequence[Object]) -> LauncherReport:
-        topology, status = read_topology(job), read_status(job.get("status"))
-        master = running_master(topology, pods)
-        if topology is None or master is None or is_terminal(status):
+        topology, master = read_topology(job), serving_master(job, pods)
+        if topology is None or master is None:
             return LauncherReport(metrics=self._rows)
         try:
             progress = Progress.read(self._launchers.get(master, "/progress"))

@@ -11,7 +11,6 @@ from grpo_operator.api.names import Role
 from grpo_operator.decide.environment_pods import is_ready, why_not_ready
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.layout.topology import Topology
-from grpo_spec.contract import Member
 
 CREATING = "ContainerCreating"
 """Kubelet's reason for a pod that has a node and is not ready."""
@@ -34,12 +33,6 @@ def ranks_of(topology: Topology) -> dict[str, range]:
 def running_pods(pods: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names of pods whose containers run."""
     return {pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"}
-
-
-def running_master(topology: Topology | None, pods: Sequence[Mapping[str, Any]]) -> Member | None:
-    """Return rank 0's pod, which serves what a run has written; None if its containers do not run."""
-    master = topology.members[0] if topology else None
-    return master if master and master.pod in running_pods(pods) else None
 
 
 def troubles(topology: Topology, pods: Sequence[Mapping[str, Any]], warnings: Mapping[str, str]) -> list[PodTrouble]:

@@ -12,7 +12,7 @@ from grpo_cli.screen.bill import describe_usage
 from grpo_cli.screen.cures import CURES
 from grpo_cli.screen.events import Happening, newest, warnings_of_pods
 from grpo_cli.screen.origins import describe_site, queue_label
-from grpo_cli.screen.pods import PodTrouble, leftovers, troubles
+from grpo_cli.screen.pods import PodTrouble, leftovers, running_pods, troubles
 from grpo_cli.screen.training import LauncherReport, Training, read_training
 from grpo_operator.api import names
 from grpo_operator.api.names import Condition
@@ -24,6 +24,7 @@ from grpo_operator.decide.conditions import find, holds, is_terminal, rests
 from grpo_operator.decide.lifecycle import IN_STATUS, starting_since
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.topology import Topology, plan_topology
+from grpo_spec.contract import Member
 
 Object = Mapping[str, Any]
 
@@ -80,6 +81,17 @@ def read_topology(job: Object) -> Topology | None:
     """Return the job's pods as its spec describes them; None when the spec is invalid."""
     read = read_job(job)
     return None if read is None else plan_topology(read)
+
+
+def serving_master(job: Object, pods: Sequence[Object]) -> Member | None:
+    """Return rank 0's pod if it serves what the run has written.
+
+    That of a job that has ended does not: its phase is Running until its kubelet has noticed, its launcher has exited.
+    """
+    if (topology := read_topology(job)) is None or is_terminal(read_status(job.get("status"))):
+        return None
+    master = topology.members[0]
+    return master if master.pod in running_pods(pods) else None
 
 
 def make_view(

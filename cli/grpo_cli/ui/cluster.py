@@ -17,8 +17,8 @@ from grpo_cli.cluster.kube import Kube, Object
 from grpo_cli.cluster.launchers import Launchers
 from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.cluster.site import read_site
-from grpo_cli.screen.pods import ranks_of, running_master
-from grpo_cli.screen.view import read_job, read_topology
+from grpo_cli.screen.pods import ranks_of
+from grpo_cli.screen.view import read_job, read_topology, serving_master
 from grpo_cli.ui.finished import may_have_curves
 from grpo_cli.ui.folder import FolderSource
 from grpo_cli.ui.source import Shown, SourceError
@@ -66,7 +66,7 @@ class ClusterSource:
         self.shown.history.clear()
 
     def _read_history(self, job: Object, pods: Sequence[Object]) -> None:
-        if (master := running_master(read_topology(job), pods)) is None:
+        if (master := serving_master(job, pods)) is None:
             if self._fetched is not None:
                 self._fetched.refresh()
                 there = self._fetched.shown

@@ -11,8 +11,7 @@ from grpo_cli.cluster.copying.served_claim import served
 from grpo_cli.cluster.kube import Kube, Object
 from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.errors import CliError, Exit
-from grpo_cli.screen.pods import running_master
-from grpo_cli.screen.view import read_topology
+from grpo_cli.screen.view import read_topology, serving_master
 from grpo_operator.api.status import read_status
 from grpo_spec.lenient import mapping
 from grpo_spec.reports import LOGS_FOLDER, RUN_FILES
@@ -27,8 +26,8 @@ def is_log(name: str) -> bool:
 
 def is_away(kube: Kube, job: Object) -> bool:
     """Whether a job has run, and the pod that serves its curves does not run."""
-    topology = read_topology(job)
-    return topology is not None and may_have_curves(job) and running_master(topology, kube.pods(job)) is None
+    may_have = read_topology(job) is not None and may_have_curves(job)
+    return may_have and serving_master(job, kube.pods(job)) is None
 
 
 def may_have_curves(job: Object) -> bool:
@@ -56,7 +55,7 @@ def fetch(
         return False
     run = "/".join((metadata["namespace"], metadata["name"], metadata["uid"]))
     path = transfer.join(str(storage.get("subPath") or ""), run)
-    say(f"the pods of {metadata['name']} are gone: reading {claim}:{path} by a short-lived pod")
+    say(f"no pod of {metadata['name']} runs: reading {claim}:{path} by a short-lived pod")
     try:
         with served(kube, claim, say, image=None, job=job) as there:
             found = there.look(path)

@@ -9,8 +9,10 @@ from kubernetes import client
 
 from grpo_cli.cluster.job_reader import JobReader
 from grpo_cli.cluster.kube import Kube
+from grpo_cli.cluster.pod_http import PodError
 from grpo_cli.documents.manifest import load_job
 from grpo_cli.ui.cluster import ClusterSource
+from grpo_cli.ui.finished import is_away
 from grpo_spec.reports import Progress
 from support.paths import EXAMPLES, RUN_FOLDER
 
@@ -26,6 +28,7 @@ class Cluster:
         self.steps: list[int] = []
         self.attempt = 0
         self.uid = "first"
+        self.ended = False
 
     @property
     def job(self) -> dict[str, Any]:
@@ -33,7 +36,10 @@ class Cluster:
         document = load_job(EXAMPLES / "one-node-4+1.yaml").document
         began = "2026-01-01T00:00:00Z"
         document["metadata"] |= {"namespace": "default", "uid": self.uid, "creationTimestamp": began}
-        return document | {"status": {"phase": "Running", "attempt": self.attempt, "runningTime": began}}
+        complete = {"type": "Complete", "status": "True", "reason": "Succeeded", "message": "all ranks have ended"}
+        complete |= {"lastTransitionTime": began, "observedGeneration": 1}
+        status = {"phase": "Running", "attempt": self.attempt, "runningTime": began}
+        return document | {"status": status | {"conditions": [complete] if self.ended else []}}
 
     def run(self, steps: int) -> None:
         """Let the pod of rank 0 run, which has taken so many steps."""
@@ -41,7 +47,9 @@ class Cluster:
         self.pods, self.steps = [{"metadata": metadata, "spec": {}, "status": {"phase": "Running"}}], list(range(steps))
 
     def answer(self, _api: object, _namespace: str, _pod: str, _port: int, path: str) -> Any:
-        """Answer as the launcher of rank 0."""
+        """Answer as the launcher of rank 0, which exits when the job has ended."""
+        if self.ended:
+            raise PodError(f"pod {MASTER} does not answer")
         if path == "/identity":
             return {"pod": MASTER, "podUid": self.pods[0]["metadata"]["uid"], "localPort": 2}
         if path == "/progress":
@@ -107,3 +115,15 @@ def test_steps_of_a_job_that_was_deleted_are_not_those_of_the_next_one(cluster: 
     assert view.training is not None
     assert view.training.curves["reward"] == [1.0] * 5
     assert [row["reward"] for row in source.shown.history.metrics] == [1.0] * 5
+
+
+def test_files_of_a_job_that_has_just_ended_come_from_its_claim_though_its_pod_is_still_called_running(
+    cluster: Cluster, fetched: Path
+) -> None:
+    cluster.run(3)
+    assert not is_away(_kube(), cluster.job)
+    cluster.ended = True
+    assert is_away(_kube(), cluster.job)
+    source = ClusterSource(_kube(), "one-node", fetched)
+    source.refresh()
+    assert (source.shown.history.last_step, source.shown.logs, source.shown.note) == (7, {MASTER: "boom\n"}, "")
