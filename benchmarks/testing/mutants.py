@@ -53,7 +53,10 @@ ROOMS = {  # name: (modules, their tests)
         [f"{UNIT}/rewards"],
     ),
     "journal": (
-        [f"{WORKLOAD}/storage/journal.py", f"{WORKLOAD}/storage/group_record.py", f"{WORKLOAD}/training/sampling.py"],
+        [
+            *[f"{WORKLOAD}/storage/journal.py", f"{WORKLOAD}/storage/group_record.py"],
+            *[f"{WORKLOAD}/training/begin_batch.py", f"{WORKLOAD}/training/sampling.py"],
+        ],
         [f"{UNIT}/storage/test_journal.py", f"{UNIT}/training"],
     ),
     "weights": (

@@ -22,9 +22,10 @@ from grpo_workload.ranks.collectives import gather
 from grpo_workload.rewards.scoring import take_timeouts, weights_of
 from grpo_workload.rewards.table import RewardTable, tabulate
 from grpo_workload.storage.group_record import Group
+from grpo_workload.training.begin_batch import begin
 from grpo_workload.training.kl_penalty import divergences
 from grpo_workload.training.run import Run
-from grpo_workload.training.sampling import Sampled, SampledBatch, begin, sample
+from grpo_workload.training.sampling import Sampled, SampledBatch, sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

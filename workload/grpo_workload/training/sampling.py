@@ -8,22 +8,22 @@ step and the rewards alone, so nothing but the journal has to remember them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from grpo_workload.algorithm.resample import num_further, places, teaches
-from grpo_workload.algorithm.samples import Completion, Prompt
-from grpo_workload.data.prompt_maker import PromptError
+from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.shard import shard
 from grpo_workload.policy.model.router_replay import check_routed
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.ranks.seeds import step_seed
-from grpo_workload.rewards.scoring import begin_scoring, score, take_logged, weights_of
+from grpo_workload.rewards.scoring import score, take_logged, weights_of
 from grpo_workload.rewards.table import tabulate
 from grpo_workload.rewards.trl_signature import TrainerState
 from grpo_workload.storage.group_record import Group
+from grpo_workload.training.begin_batch import Listener, take_prompts
 from grpo_workload.training.lost_episodes import check_lost
 from grpo_workload.training.run import BegunBatch, Run
 
@@ -56,42 +56,6 @@ class _Pool:
     found: dict[int, tuple[Prompt, Group]]
     num_overlong: int
     teaches: dict[int, bool]  # by slot, of all ranks
-
-
-class _Listener:
-    """Begins to score what is sampled, and tells the other ranks that this one makes progress."""
-
-    def __init__(self, run: Run, prompts: Sequence[Prompt]) -> None:
-        self._rewards, self._prompts = run.rewards, prompts
-        self.moved, self.meet = run.pulse.beat, run.pulse.meet
-
-    def finished(self, position: int, completions: Sequence[Completion]) -> None:
-        """See `Listener.finished`."""
-        begin_scoring(self._rewards, self._prompts[position], completions)
-
-
-def begin(run: Run, batch: int, step: int, clock: Clock) -> BegunBatch:
-    """Take this rank's prompts of a batch, on which `step` is the first to train; collective.
-
-    With `maxStaleness`, they also begin to be sampled: the step may be some steps ahead.
-    """
-    taken, num_overlong = _prompts(run, partial(run.prompts.take, batch), clock)
-    prompts = dict(zip(run.share, taken, strict=True))
-    journalled = [group for position in run.share if (group := run.known.get((step, position)))]
-    known = {one.slot: one for one in journalled if one.slot in prompts and _fits(run, one, prompts[one.slot])}
-    if replaced := _replaced(run, step):
-        own = [replaced[position] for position in run.share if position in replaced]
-        others, more = _prompts(run, partial(run.prompts.further, batch, [one.slot for one in own]), clock)
-        num_overlong += more
-        for group, prompt in zip(own, others, strict=True):
-            if _fits(run, group, prompt):
-                del prompts[group.position]
-                prompts[group.slot], known[group.slot] = prompt, group
-    begun = BegunBatch(batch=batch, step=step, prompts=prompts, known=known, num_overlong=num_overlong)
-    if run.config.training.max_staleness:
-        asked = list(begun.missing.values())
-        run.generator.begin(asked, run.config.training.num_generations, _Listener(run, asked))
-    return begun
 
 
 def sample(run: Run, begun: Sequence[BegunBatch], now: int, clock: Clock) -> Sampled:
@@ -129,51 +93,6 @@ def sample(run: Run, begun: Sequence[BegunBatch], now: int, clock: Clock) -> Sam
     return Sampled(batches=[_chosen(run, pool, rounds) for pool in pools], generated_tokens=tokens, logged=logged)
 
 
-def _prompts(run: Run, take: Callable[[], list[Prompt]], clock: Clock) -> tuple[list[Prompt], int]:
-    """Return this rank's prompts, and the number of all ranks' prompts whose rows were too long; collective.
-
-    If any rank has one that cannot be used, all ranks raise PromptError.
-    """
-    prompts, complaint = [], None
-    try:
-        prompts = take()
-    except PromptError as error:
-        complaint = str(error)
-    clock.lap("prompts")
-    gathered = gather((complaint, sum(prompt.is_overlong for prompt in prompts)))
-    complaints = [one for one, _ in gathered if one is not None]
-    clock.lap("gather")
-    if complaints:
-        raise PromptError(complaints[0])
-    return prompts, sum(count for _, count in gathered)
-
-
-def _fits(run: Run, group: Group, prompt: Prompt) -> bool:
-    """Whether a group from the journal is of this prompt, and fits the current settings.
-
-    With `routerReplay` none does: the journal would be many times as large with the experts.
-    """
-    return (
-        not run.config.training.router_replay
-        and group.prompt_ids == prompt.token_ids
-        and len(group.completions) == run.config.training.num_generations
-        and set(group.rewards) == {reward.name for reward in run.rewards}
-    )
-
-
-def _replaced(run: Run, step: int) -> dict[int, Group]:
-    """Return the groups, by position, that the journal has in place of a batch's own.
-
-    There are none unless it has the whole batch, each group once: an attempt that was killed while it wrote chose among
-    other groups than the next one will.
-    """
-    num_prompts = run.config.training.prompts_per_step
-    found = [group for position in range(num_prompts) if (group := run.known.get((step, position)))]
-    is_whole = len({group.slot for group in found}) == num_prompts
-    is_asked = run.config.training.max_resample_times > 0
-    return {group.position: group for group in found if group.slot != group.position} if is_whole and is_asked else {}
-
-
 def _fill(
     run: Run,
     asked: Sequence[tuple[_Pool, int, Prompt]],
@@ -189,7 +108,7 @@ def _fill(
     training = run.config.training
     prompts = [prompt for *_, prompt in asked]
     run.report.phase("Generating")
-    answers = run.generator.generate(prompts, training.num_generations, _Listener(run, prompts))
+    answers = run.generator.generate(prompts, training.num_generations, Listener(run, prompts))
     if rounds == training.max_resample_times:
         run.generator.sleep()
     clock.lap("generate")
@@ -266,7 +185,7 @@ def _further(
     asked = []
     for pool, _ in needed.values():
         ours = [slot for one, slot in own if one is pool]
-        prompts, num_overlong = _prompts(run, partial(run.prompts.further, pool.begun.batch, ours), clock)
+        prompts, num_overlong = take_prompts(run, partial(run.prompts.further, pool.begun.batch, ours), clock)
         pool.num_overlong += num_overlong
         asked += [(pool, slot, prompt) for slot, prompt in zip(ours, prompts, strict=True)]
     return asked
