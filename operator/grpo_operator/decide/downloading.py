@@ -65,7 +65,13 @@ def find_steps(job: Job, status: GRPOJobStatus, observed: Observed, now: datetim
 
 def find_failure(observed: Observed, now: datetime) -> Failure | None:
     """Return how the last try failed, or None if none has."""
-    failed = next((one for one in _jobs(observed) if _is(one, "Failed")), None)
+    # Its Job waits for ever for a pod without a container: one whose image has a name that is none.
+    never = {
+        pod.controller
+        for pod in observed.downloaders
+        if pod.outcome and pod.outcome.reason == Reason.CONFIG_ERROR and pod.outcome.exit_code < 0
+    }
+    failed = next((one for one in _jobs(observed) if _is(one, "Failed") or one.uid in never), None)
     if failed is None:
         return None
     said = _failed_last(observed, failed.uid)

@@ -15,7 +15,7 @@ from grpo_operator.decide.attempts import is_about_to_begin
 from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.deletions import Deletion
 from grpo_operator.decide.observe import Child, nodes_to_check, read_child
-from grpo_operator.decide.observed_pod import Ending, ObservedPod
+from grpo_operator.decide.observed_pod import Ending, ObservedPod, read_pod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
 from grpo_operator.layout.downloads import download_job
 from grpo_operator.layout.job import Queue
@@ -96,6 +96,21 @@ def test_what_the_hub_or_the_image_does_not_have_ends_the_job_at_once_and_says_w
     where = f"download pod job-download-x on node node, exit code {code}"
     assert case.message(Condition.FAILED) == f"{where}: the download into the cache failed: said {reason}"
     assert not case.look(at=9).download, "its pod's log says more"
+
+
+def test_a_name_that_is_none_of_an_image_ends_the_job_although_its_pod_never_fails() -> None:
+    case, state = Fetching(), {"waiting": {"reason": "InvalidImageName", "message": "couldn't parse image name"}}
+    case.made()
+    owner = {"kind": "Job", "name": "job-download", "uid": "j", "controller": True}
+    metadata = {"name": "job-download-x", "uid": "x", "ownerReferences": [owner]}
+    status = {"phase": "Pending", "containerStatuses": [{"name": "grpo", "state": state}]}
+    case.downloader = read_pod({"metadata": metadata, "spec": {"nodeName": "node"}, "status": status})
+    case.look()
+    assert (case.status.phase, case.status.summary.reason) == ("Failed", "ConfigError")
+    assert case.status.summary.message == (
+        "download pod job-download-x on node node: the download into the cache failed: spec.image: couldn't parse "
+        "image name"
+    )
 
 
 def test_a_try_that_fails_waits_as_a_restart_does_counts_nothing_and_says_when_the_next_one_is() -> None:
