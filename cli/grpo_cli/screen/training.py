@@ -97,8 +97,9 @@ def _checkpoint(job: Object, step: int | None) -> str:
 def _exported(job: Object, export: ExportStatus | None) -> str:
     if export is None:
         return ""
-    steps = counted(int(export.path.rpartition("/step-")[2]), "step")
-    return f"exported after {steps}, {export.bytes:,} bytes: grpo export {job['metadata']['name']} FOLDER"
+    step = export.path.rpartition("/step-")[2]
+    after = f" after {counted(int(step), 'step')}" if step.isdecimal() else ""  # a rank writes the path, in any form
+    return f"exported{after}, {export.bytes:,} bytes: grpo export {job['metadata']['name']} FOLDER"
 
 
 def _evaluation(evaluation: EvaluationStatus | None) -> str:

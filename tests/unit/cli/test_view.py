@@ -158,6 +158,8 @@ def test_the_newest_exported_model_is_shown_with_the_command_that_fetches_it() -
     shown = text(view(job("Running", RUNNING, progress=PROGRESS, export=export)))
     assert "model           exported after 10 steps, 270,000,000 bytes: grpo export math FOLDER" in shown
     assert "exported" not in text(view(job("Running", RUNNING, progress=PROGRESS)))
+    odd = text(view(job("Running", RUNNING, progress=PROGRESS, export=export | {"path": "of/another/release"})))
+    assert "model           exported, 270,000,000 bytes" in odd
 
 
 def test_the_last_evaluation_and_the_best_one_are_shown() -> None:
