@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import ROOT
+
 VARIABLE = "GRPO_BENCH_LENGTHS"
 
 
@@ -96,7 +98,7 @@ def entry_point(folder: Path, function: str) -> dict[str, str]:
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: grpo-bench\nVersion: 0\n")
     (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\ngrpo_bench = {function}\n")
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH"), str(ROOT)]))}
 
 
 class Imposer:

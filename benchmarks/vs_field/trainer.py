@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from importlib.metadata import distributions
 from itertools import pairwise
 from pathlib import Path
@@ -84,7 +85,9 @@ def main(output: Path | None, summary: Path | None, side: tuple[str, ...], runs:
 
                 line |= measured(one, scratch, measure)
                 failed += "error" in line
-                line |= about(MODULE, side=one, lengths=kind, steps=options["steps"], size=options["size"])
+                line |= about(
+                    MODULE, side=one, lengths=kind, **{one: options[one] for one in ("steps", "size", "device")}
+                )
                 line["versions"] = _versions(paths.get(one))
                 append(output, line)
                 click.echo(as_table([line]))
@@ -187,8 +190,11 @@ def _versions(path: str | None) -> dict[str, str]:
 
 
 def as_table(lines: list[dict[str, Any]]) -> str:
-    """A Markdown table of lines, with the ratio of each step to ours of the same lengths."""
-    best = {line["lengths"]: line["median"]["step"] for line in lines if line["side"] == "ours" and "median" in line}
+    """A Markdown table of lines, with the ratio of each step to the median of our runs of the same shape."""
+    ours = defaultdict[Any, list[float]](list)
+    for line in lines:
+        if line["side"] == "ours" and "median" in line:
+            ours[_shape(line)].append(line["median"]["step"])
     table = [
         "| side | lengths | step s | sampling s | rest s | tokens/s | MFU | GiB | step / ours |",
         "|" + " --- |" * 9,
@@ -198,12 +204,16 @@ def as_table(lines: list[dict[str, Any]]) -> str:
             table.append(f"| {line['side']} | {line['lengths']} | failed: {line['error'].splitlines()[0]} |" + " |" * 6)
             continue
         median = line["median"]
-        ratio = f"{median['step'] / best[line['lengths']]:.2f}" if line["lengths"] in best else ""
+        ratio = f"{median['step'] / statistics.median(runs):.2f}" if (runs := ours.get(_shape(line))) else ""
         share = "" if line["mfu"] is None else f"{line['mfu']:.1%}"
         cells = [line["side"], line["lengths"], *(f"{median[part]:.2f}" for part in ("step", "sampling", "rest"))]
         cells += [f"{line['tokens_per_second']:,.0f}", share, str(line.get("memory_gib", "")), ratio]
         table.append(f"| {' | '.join(cells)} |")
     return "\n".join(table)
+
+
+def _shape(line: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(line[name] for name in ("lengths", "size", "device"))
 
 
 if __name__ == "__main__":

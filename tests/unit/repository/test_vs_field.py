@@ -1,6 +1,9 @@
 """Asserts what the table of several trainers measures: lengths by order, steps from first request to first request."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +61,20 @@ def test_other_lengths_are_no_result() -> None:
 
 
 def test_a_table_compares_with_ours_of_the_same_lengths() -> None:
-    ours = {"side": "ours", "lengths": "equal", **summarise(_events(), WANTED, "tiny")}
-    theirs = {**ours, "side": "verl", "median": {**ours["median"], "step": 15.0}}
-    failed = {"side": "verl", "lengths": "lognormal", "error": "0 steps began\nmore"}
-    *_, first, second, third = as_table([ours, theirs, failed]).splitlines()
-    assert (first.split(" | ")[-1], second.split(" | ")[-1]) == ("1.00 |", "1.50 |")
+    shape = {"lengths": "equal", "size": "1.5", "device": "cuda"}
+    ours = {"side": "ours", **shape, **summarise(_events(), WANTED, "1.5")}
+    theirs, slow = ({**ours, "side": side, "median": {**ours["median"], "step": 15.0}} for side in ("verl", "ours"))
+    failed = {"side": "verl", **shape, "lengths": "lognormal", "error": "0 steps began\nmore"}
+    smoke = {**slow, "size": "tiny", "device": "cpu"}
+    *_, first, second, third, _, fifth, _ = as_table([ours, theirs, failed, ours, slow, smoke]).splitlines()
+    assert [line.split(" | ")[-1] for line in (first, second, fifth)] == ["1.00 |", "1.50 |", "1.50 |"]
     assert "failed: 0 steps began |" in third
+
+
+def test_a_sides_processes_find_the_clock_wherever_they_run(tmp_path: Path) -> None:
+    environ = variables(tmp_path / "plugin", WANTED, tmp_path / "waves.jsonl")
+    code = "import benchmarks.vs_field.clock"
+    subprocess.run([sys.executable, "-c", code], env=os.environ | environ, cwd=tmp_path, check=True)
 
 
 def test_a_message_alone_is_the_prompt(tmp_path: Path) -> None:
