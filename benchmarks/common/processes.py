@@ -82,4 +82,8 @@ def run_ranks(module: str, count: int, options: list[str], folder: Path, seconds
     for one in started:  # of a rank that failed, the others wait for ever
         one.kill()
         one.wait()
-    return None if failed is None else logs[failed].read_text().strip()[-1500:] or f"no end after {seconds} s"
+    if failed is None:
+        return None
+    said, code = logs[failed].read_text().strip()[-1500:], codes[failed]
+    why = f"rank {failed} ended with {code}" if code else f"no end after {seconds} s"
+    return said if code and said else f"{said}\n{why}".strip()

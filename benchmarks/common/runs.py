@@ -119,7 +119,9 @@ def measured(name: str, scratch: str, measure: Callable[[Path], dict[str, Any]])
 
 def about(module: str, **options: object) -> dict[str, Any]:
     """Return the versions of what a job's trainer uses, and the command with these options."""
-    command = " ".join([f"python -m {module}", *(f"--{name} {value}" for name, value in options.items())])
+    command = " ".join(
+        [f"python -m {module}", *(f"--{name.replace('_', '-')} {value}" for name, value in options.items())]
+    )
     return {"versions": versions("torch", "vllm", "deepspeed", "transformers"), "command": command}
 
 

@@ -129,7 +129,7 @@ def measure(
     line |= {"tokens_per_second": round(batches.numel() / statistics.median(seconds), 1), "loss": losses}
     line |= {"reserved_gib": [round(peak / GIB, 2) for _, peak in found]} if is_gpu else {}
     line |= {"gpu": torch.cuda.get_device_name(), "load": os.getloadavg()[0], "cpus": os.cpu_count()} if is_gpu else {}
-    line |= about(MODULE, side=side, device=device, **shape) | {"is_smoke": not is_gpu}
+    line |= about(MODULE, side=side, device=device, steps=steps, **shape) | {"is_smoke": not is_gpu}
     if rank == 0:
         append(output, line)
         print(json.dumps({key: line[key] for key in ("side", "seconds", "tokens_per_second", "loss")}), flush=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from benchmarks.common.runs import about
 from benchmarks.training import calculator_kills
 
 from grpo_operator.api.spec import parse_spec
@@ -114,6 +115,25 @@ def test_the_page_says_which_versions_each_figure_is_of() -> None:
         if versions:
             assert f"| `{results.name}` | {' | '.join(versions.get(name, '') for name in SHOWN)} |" in page
         assert versions or not re.search("h[12]00", results.name), results.name
+
+
+def test_a_result_says_the_command_as_the_script_takes_it() -> None:
+    assert about("benchmarks.a", micro_batches=4)["command"] == "python -m benchmarks.a --micro-batches 4"
+    for results in (ROOT / "benchmarks/results").glob("*.jsonl"):
+        assert not re.search(r"python -m benchmarks[^\"]* --[a-z]+_", results.read_text()), results.name
+
+
+def test_ranks_that_do_not_end_in_time_are_said_to_be_late_whatever_they_have_written(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import sys, time\nprint('a warning', file=sys.stderr, flush=True)\ntime.sleep(600)\n"
+    )
+    start = "import sys, pathlib; from benchmarks.common.processes import run_ranks; "
+    code = f"{start} print(run_ranks('slow', 1, [], pathlib.Path(sys.argv[1]), 3))"
+    environ = ENVIRON | {"PYTHONPATH": os.pathsep.join([str(tmp_path), ENVIRON["PYTHONPATH"]])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], env=environ, text=True, capture_output=True, check=True
+    )
+    assert done.stdout == "a warning\nno end after 3 s\n"
 
 
 def test_the_gpu_lock_has_the_versions_of_the_newest_figures() -> None:
