@@ -9,6 +9,7 @@ from grpo_operator.api.failure_policy import FailurePolicy
 from grpo_operator.api.names import Role
 from grpo_operator.api.status import Failure, GRPOJobStatus, MemberOutcome, MemberStatus
 from grpo_operator.api.times import NEVER, rfc3339, seconds_between
+from grpo_operator.decide.edits import edit
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.topology import Topology
@@ -182,6 +183,14 @@ def may_be_an_effect(failure: Failure, status: GRPOJobStatus, now: datetime) -> 
         member.outcome is None and not member.replacing for member in status.members if member.role == Role.TRAINER
     )
     return seconds_between(failure.time, now) < (SILENT_CULPRIT_SECONDS if silent else CULPRIT_SECONDS)
+
+
+def of_silent_pod(failure: Failure, status: GRPOJobStatus, partners: Container[str]) -> Failure:
+    """Return the failure of the one pod of an engine that has not ended, if another one has only lost it."""
+    silent = [m for m in status.members if m.pod in partners and m.outcome is None and not m.replacing]
+    if failure.exit_code != ExitCode.PEER_LOST or len(silent) != 1:
+        return failure
+    return edit(failure, pod=silent[0].pod, node=silent[0].node, exit_code=None)
 
 
 def seems_hung(report: Progress | None, policy: FailurePolicy) -> bool:

@@ -85,8 +85,11 @@ class MemberFields(TypedDict, total=False):
 
 
 class FailureFields(TypedDict, total=False):
-    """Fields of Failure that follow from what the job did before."""
+    """Fields of Failure that follow from what the job did before, or what other pods do."""
 
+    pod: str | None
+    node: str | None
+    exit_code: int | None
     reason: str
     message: str
     counted: bool

@@ -17,7 +17,15 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.times import seconds_between
 from grpo_operator.decide import attempts, downloading, environment_pods, in_place, lifecycle, queueing, restarts
-from grpo_operator.decide.blame import EFFECTS, Reports, find_failure, find_hang, find_spare_failures, may_be_an_effect
+from grpo_operator.decide.blame import (
+    EFFECTS,
+    Reports,
+    find_failure,
+    find_hang,
+    find_spare_failures,
+    may_be_an_effect,
+    of_silent_pod,
+)
 from grpo_operator.decide.conditions import Draft, find, holds, is_terminal, keeps_pods, rests
 from grpo_operator.decide.deletions import (
     Deletion,
@@ -239,6 +247,7 @@ def _check_attempt(draft: Draft, topology: Topology, observed: Observed, reports
     failure = failure or environment_pods.find_failure(draft.status, topology, observed, draft.now)
     failure = failure or find_hang(draft.status, topology, observed, reports, policy, draft.now)
     if failure is not None:
+        failure = of_silent_pod(failure, draft.status, topology.partners(failure.pod or ""))
         restarts.handle_failure(draft, failure, observed, topology.partners(failure.pod or ""))
     if not (is_terminal(draft.status) or attempts.is_between_attempts(draft.status)):
         spares = find_spare_failures(draft.status, topology, observed, policy, draft.now)

@@ -177,6 +177,25 @@ def test_all_pods_of_an_engine_are_recreated_and_the_one_that_failed_first_is_na
     assert (case.status.restarts.total, case.status.restarts.counted) == (1, 1)
 
 
+@pytest.mark.parametrize(("lost", "silent"), [("job-gen-2", "job-gen-3"), ("job-gen-3", "job-gen-2")])
+def test_a_pod_of_an_engine_that_says_nothing_is_named_and_not_the_one_that_lost_it(lost: str, silent: str) -> None:
+    group = {"name": "gen", "replicas": 4, "gpus": 1, "podsPerEngine": 2}
+    policy = {"failurePolicy": {"onGenerationFailure": "RestartGeneration"}}
+    case = Case(generation={"topology": "Server", "server": {"groups": [group]}}, **policy)
+    pods = {name: pod(name, uid=f"{name}-0", ready=True) for name in case.topology.pods}
+    pods[silent] = replace(pods[silent], node="far")
+    case.see(*pods.values())
+    pods[lost] = failed(lost, ExitCode.PEER_LOST, "PeerLost")
+    case.see(*pods.values(), at=1)
+    case.see(*pods.values(), at=45)
+    assert case.status.last_failure is None, "its node may be lost"
+    case.see(*pods.values(), at=47)
+    found = case.status.last_failure
+    assert (found.pod, found.node, found.exit_code, found.reason) == (silent, "far", None, "PeerLost")
+    assert {one.pod for one in case.status.members if one.replacing} == {lost, silent}
+    assert [one.name for one in case.status.failed_nodes] == ["far"]
+
+
 def test_a_deleted_follower_takes_its_engine_with_it() -> None:
     group = {"name": "gen", "replicas": 2, "gpus": 1, "podsPerEngine": 2}
     policy = {"failurePolicy": {"onGenerationFailure": "RestartGeneration", "maxRestarts": 1}}
