@@ -1,14 +1,11 @@
 """Downloads into the cache from a hub that breaks off: the real client of the hub, next to a small hub on loopback."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -88,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub():
     server = Hub()
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -118,7 +115,7 @@ def _phase(port: int) -> str:
         return ""
 
 
-def test_a_download_that_is_killed_goes_on_with_the_files_that_it_lacks(hub: Hub, tmp_path: Path) -> None:
+def test_a_download_that_is_killed_goes_on_with_the_files_that_it_lacks(hub, tmp_path):
     (port,) = free_ports(1)
     hub.halted.set()
     first = _start(hub, tmp_path, port, model="some/model")
@@ -142,7 +139,7 @@ def test_a_download_that_is_killed_goes_on_with_the_files_that_it_lacks(hub: Hub
     }
 
 
-def test_a_model_that_the_hub_does_not_have_names_the_field(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_that_the_hub_does_not_have_names_the_field(hub, tmp_path):
     process = _start(hub, tmp_path, free_ports(1)[0], model="no/model")
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 64, said
@@ -150,7 +147,7 @@ def test_a_model_that_the_hub_does_not_have_names_the_field(hub: Hub, tmp_path: 
     assert (tmp_path / "termination-log").read_text().startswith("model.name: cannot load no/model")
 
 
-def test_a_hub_that_does_not_answer_is_tried_again_and_told_in_one_line(hub: Hub, tmp_path: Path) -> None:
+def test_a_hub_that_does_not_answer_is_tried_again_and_told_in_one_line(hub, tmp_path):
     hub.server_close()
     process = _start(hub, tmp_path, free_ports(1)[0], model="some/model")
     said, _ = process.communicate(timeout=120)
@@ -158,9 +155,7 @@ def test_a_hub_that_does_not_answer_is_tried_again_and_told_in_one_line(hub: Hub
     assert (tmp_path / "termination-log").read_text() == "ConnectError: [Errno 111] Connection refused"
 
 
-def test_what_cannot_fit_is_refused_before_its_weights_are_downloaded(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_fit_is_refused_before_its_weights_are_downloaded(hub, tmp_path, monkeypatch):
     config = Path(__file__).parents[1] / "capacity/configs/qwen2.5-7b/config.json"
     monkeypatch.setitem(FILES, "config.json", config.read_bytes())
     job = contract_json({"model": {"name": "some/model"}, "parallelism": {"zeroStage": 0}}, gpus=2)

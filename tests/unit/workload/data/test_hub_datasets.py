@@ -1,11 +1,8 @@
 """Datasets of the hub are read at the commit that their branch had when the run began: the real client, a small hub."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -85,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(tmp_path, monkeypatch):
     server = Hub()
     server.cache = tmp_path / "datasets"
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -106,14 +103,14 @@ def read(saved: DataOrigin | None, *, is_own: bool, revision: str | None = None)
     """Return the texts of the rows that a run reads, and their origin."""
     pinned = pin(DatasetConfig(name="org/rows", revision=revision), saved, is_own=is_own)
     source = load_prompts(pinned, make_tiny_tokenizer(), seed=1)
-    return "".join(row["prompt"] for row in source.rows), origin_of(pinned, source)  # type: ignore[attr-defined]
+    return "".join(row["prompt"] for row in source.rows), origin_of(pinned, source)
 
 
 OWN_NAME = b"---\nconfigs:\n- config_name: main\n  data_files: train.jsonl\n---\n"
 
 
 @pytest.mark.parametrize("readme", [b"", OWN_NAME], ids=["default", "its only config has a name"])
-def test_a_run_reads_the_commit_that_it_began_with(hub: Hub, readme: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_reads_the_commit_that_it_began_with(hub, readme, monkeypatch):
     monkeypatch.setattr(
         hub, "commits", {commit: {**files, "README.md": readme} for commit, files in hub.commits.items()}
     )

@@ -1,7 +1,5 @@
 """A model that cannot be loaded ends the job; a network or a storage that failed does not."""
 
-from __future__ import annotations
-
 import errno
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +40,7 @@ def load(cause: Exception) -> None:
         from_hub(429),
     ],
 )
-def test_trouble_that_passes_may_be_tried_again(cause: Exception) -> None:
+def test_trouble_that_passes_may_be_tried_again(cause):
     with pytest.raises(OSError, match=r"^there is no such model$"):
         load(cause)
 
@@ -57,6 +55,6 @@ def test_trouble_that_passes_may_be_tried_again(cause: Exception) -> None:
         ValueError("no such type of model"),
     ],
 )
-def test_what_somebody_has_to_mend_ends_the_job(cause: Exception) -> None:
+def test_what_somebody_has_to_mend_ends_the_job(cause):
     with pytest.raises(ConfigError, match=r"^model.name: cannot load a/b: there is no such model$"):
         load(cause)

@@ -1,10 +1,7 @@
 """A run keeps the rows that it began with: they are told apart by content alone, and a change of them is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,13 +32,13 @@ TEXTS = st.lists(st.text("ab", max_size=2), min_size=1, max_size=4)
 
 @settings(max_examples=20)
 @given(one=TEXTS, other=TEXTS)
-def test_a_fingerprint_tells_rows_and_their_order_apart_and_nothing_else(one: list[str], other: list[str]) -> None:
+def test_a_fingerprint_tells_rows_and_their_order_apart_and_nothing_else(one, other):
     assert (fingerprint(rows_of(one)) == fingerprint(rows_of(other))) == (one == other)
     in_parts = concatenate_datasets([rows_of([text]) for text in one])
     assert fingerprint(in_parts) == fingerprint(rows_of(one)), "how rows are stored does not matter"
 
 
-def test_neither_the_format_nor_the_place_of_files_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_the_format_nor_the_place_of_files_matters(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "folder").mkdir()
     Dataset.from_list(ROWS).to_parquet(tmp_path / "folder" / "train.parquet")
@@ -60,7 +57,7 @@ def test_neither_the_format_nor_the_place_of_files_matters(tmp_path: Path, monke
     assert found("rows.jsonl").difference(first).startswith("7 rows instead of 10, fingerprint ")
 
 
-def test_large_datasets_are_read_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_datasets_are_read_in_part(monkeypatch):
     texts = [f"{index:>98}" for index in range(1000)]
     monkeypatch.setattr(module, "MAX_BYTES", rows_of(texts).data.nbytes // 10)
     whole = fingerprint(rows_of(texts))
@@ -69,7 +66,7 @@ def test_large_datasets_are_read_in_part(monkeypatch: pytest.MonkeyPatch) -> Non
     assert fingerprint(rows_of([text.replace(" ", "_") for text in texts])) != whole
 
 
-def test_images_are_known_by_their_bytes_or_by_name_and_size(tmp_path: Path) -> None:
+def test_images_are_known_by_their_bytes_or_by_name_and_size(tmp_path):
     def named(folder: str, content: bytes) -> Dataset:
         path = tmp_path / folder / "1.png"
         path.parent.mkdir(exist_ok=True)
@@ -83,7 +80,7 @@ def test_images_are_known_by_their_bytes_or_by_name_and_size(tmp_path: Path) -> 
     assert fingerprint(stored[0]) != fingerprint(stored[1])
 
 
-def test_problems_of_reasoning_gym_are_known_by_what_makes_them() -> None:
+def test_problems_of_reasoning_gym_are_known_by_what_makes_them():
     def found(seed: int = 1, **gym: Any) -> DataOrigin:
         config = DatasetConfig.model_validate({"reasoningGym": {"dataset": "chain_sum", "size": 50} | gym})
         return origin_of(config, load_prompts(config, make_tiny_tokenizer(), seed=seed))
@@ -97,7 +94,7 @@ def plain(rows: list[str]) -> DataOrigin:
     return DataOrigin(source="/data/rows.jsonl", commit=None, rows=len(rows), fingerprint=",".join(rows))
 
 
-def test_a_change_is_refused_and_says_what_changed_and_how_to_go_on() -> None:
+def test_a_change_is_refused_and_says_what_changed_and_how_to_go_on():
     began, now = plain(["a", "b", "c"]), plain(["a", "x"])
     with pytest.raises(ConfigError) as refusal:
         settle_data("dataset.path", now, began, run="ns/job/uid", is_own=True, step=4)
@@ -116,9 +113,7 @@ ATTEMPTS = st.lists(
 
 
 @given(begun=ROW_LISTS, attempts=ATTEMPTS)
-def test_a_run_trains_on_the_rows_that_it_began_with_in_their_order_whatever_becomes_of_them(
-    begun: list[str], attempts: list[tuple[list[str] | None, bool, bool, int]]
-) -> None:
+def test_a_run_trains_on_the_rows_that_it_began_with_in_their_order_whatever_becomes_of_them(begun, attempts):
     rows, saved, step = begun, plain(begun), 2
     order, position = begun, 2 * PER_STEP  # rows to train on, and how many were
     for changed, is_own, forgets, steps in attempts:
@@ -148,7 +143,7 @@ def test_a_run_trains_on_the_rows_that_it_began_with_in_their_order_whatever_bec
             step, position = step + 1, position + PER_STEP
 
 
-def test_checkpoints_say_which_rows_they_were_trained_on_and_older_ones_are_read(tmp_path: Path) -> None:
+def test_checkpoints_say_which_rows_they_were_trained_on_and_older_ones_are_read(tmp_path):
     origin = Origin(source="org/model", revision=None, commit="1" * 40)
     state = SavedState(step=1, weight_version=1, num_tokens=9, world_size=1, zero_stage=2, origin=origin)
     known = replace(state, data={"dataset": replace(plain(["a"]), first_step=1)})

@@ -1,7 +1,5 @@
 """Asserts that prompts show the model its tools, and what `reset` returned behind the last user message."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -35,7 +33,7 @@ def text_of(maker: PromptMaker, prompt: Prompt) -> str:
     return str(maker.tokenizer.decode(prompt.token_ids))
 
 
-def test_a_rows_tools_are_the_jobs_and_its_environments() -> None:
+def test_a_rows_tools_are_the_jobs_and_its_environments():
     one = ToolSchemas(tools=[ADD], environments={"wordle": [GUESS]})
     assert one.of({}) == one.of({"environment": "anything"}) == one.all() == [ADD, GUESS]
     two = ToolSchemas(tools=[ADD], environments={"wordle": [GUESS], "maze": [MOVE]})
@@ -48,7 +46,7 @@ def test_a_rows_tools_are_the_jobs_and_its_environments() -> None:
             make_maker(two)(3, {"prompt": ASKED} | columns)
 
 
-def test_prompts_show_the_tools() -> None:
+def test_prompts_show_the_tools():
     maker = make_maker(ToolSchemas(tools=[ADD]))
     prompt = pickle.loads(pickle.dumps(maker))(0, {"prompt": ASKED})
     with_tools = maker.tokenizer.apply_chat_template(ASKED, tools=[ADD], tokenize=False, add_generation_prompt=True)
@@ -60,7 +58,7 @@ def test_prompts_show_the_tools() -> None:
     assert without.token_ids == plain.token_ids
 
 
-def test_what_cannot_show_tools_is_refused() -> None:
+def test_what_cannot_show_tools_is_refused():
     maker = make_maker(ToolSchemas(tools=[ADD]))
     with pytest.raises(PromptError, match=r"dataset: `prompt` of row 2 is plain text.*make it messages"):
         maker(2, {"prompt": "Six and seven?"})
@@ -85,13 +83,13 @@ def test_what_cannot_show_tools_is_refused() -> None:
         ([{"role": "system", "content": "Play."}], [{"role": "system", "content": "Play. Go."}]),
     ],
 )
-def test_an_observation_is_behind_the_last_message(messages: list[Any], expected: list[Any]) -> None:
+def test_an_observation_is_behind_the_last_message(messages, expected):
     before = pickle.dumps(messages)
     assert with_observation(messages, " Go.") == expected
     assert pickle.dumps(messages) == before
 
 
-def test_an_observed_prompt_is_rendered_as_the_prompt_was() -> None:
+def test_an_observed_prompt_is_rendered_as_the_prompt_was():
     maker = make_maker(ToolSchemas(tools=[ADD]), systemPrompt="Play.")
     prompt = maker(0, {"prompt": ASKED})
     assert render_observed(maker.tokenizer, prompt, "") == prompt.token_ids

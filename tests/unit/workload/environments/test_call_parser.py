@@ -1,7 +1,5 @@
 """Asserts that what chat templates write is read back as calls, and that no text ends a job."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 
@@ -42,7 +40,7 @@ def tokenizer_of(template: str, *tokens: str, eos: str = "<|im_end|>") -> Any:
 
 
 @pytest.fixture(scope="module")
-def hermes() -> CallParser:
+def hermes():
     return find_parser(tokenizer_of(TOOL_TEMPLATE), None, [SCHEMA])
 
 
@@ -50,7 +48,7 @@ def multiply(a: Any, b: Any) -> ToolCall:
     return ToolCall(name="multiply", arguments={"a": a, "b": b}, text=f'{{"a": {a}, "b": {b}}}')
 
 
-def test_calls_and_the_text_before_them(hermes: CallParser) -> None:
+def test_calls_and_the_text_before_them(hermes):
     assert hermes.name == "hermes"
     assert hermes.parse("The answer is 42.") == ("The answer is 42.", [])
     assert hermes.parse(f"I multiply.\n{CALL}") == ("I multiply.\n", [multiply(6, 7)])
@@ -70,14 +68,12 @@ def test_calls_and_the_text_before_them(hermes: CallParser) -> None:
         f'{CALL}<tool_call>{{"nam</tool_call>',
     ],
 )
-def test_what_was_to_be_a_call_is_a_malformed_one(hermes: CallParser, text: str) -> None:
+def test_what_was_to_be_a_call_is_a_malformed_one(hermes, text):
     content, calls = hermes.parse(f"So:{text}")
     assert (content, calls) == ("So:", [ToolCall(name="", arguments=None, text=text)])
 
 
-def test_vllms_parsers_log_no_turn_that_they_cannot_read(
-    hermes: CallParser, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_vllms_parsers_log_no_turn_that_they_cannot_read(hermes, monkeypatch, caplog):
     """Also once an engine is built, with which vLLM sets up its loggers again."""
     configure_logging(LoggingConfig())
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
@@ -88,24 +84,24 @@ def test_vllms_parsers_log_no_turn_that_they_cannot_read(
 @pytest.mark.parametrize(
     "arguments", ['"a=6"', "[6, 7]", "null", '"{\\"a\\": 6}"', '{"a": NaN}', f'{{"a": {"[" * 600}{"]" * 600}}}']
 )
-def test_arguments_that_are_no_object(hermes: CallParser, arguments: str) -> None:
+def test_arguments_that_are_no_object(hermes, arguments):
     _, calls = hermes.parse(CALL.replace('{"a": 6, "b": 7}', arguments))
     assert calls == [ToolCall(name="multiply", arguments=None, text=arguments)]
 
 
-def test_numbers_that_json_cannot_hold() -> None:
+def test_numbers_that_json_cannot_hold():
     """Python reads 1e999 as infinity, and would write that as `Infinity`, which no other reader of JSON takes."""
     parser = CallParser("own", lambda text: ("", [("multiply", text)]), None)
     assert parser.parse('{"a": 1e999}')[1] == [ToolCall(name="multiply", arguments=None, text='{"a": 1e999}')]
 
 
-def test_half_a_surrogate_pair_becomes_a_question_mark(hermes: CallParser) -> None:
+def test_half_a_surrogate_pair_becomes_a_question_mark(hermes):
     """Neither tokenizers nor files take it, and JSON may escape it."""
     _, (call,) = hermes.parse(CALL.replace('"a": 6', '"a": "\\ud800"'))
     assert call == ToolCall(name="multiply", arguments={"a": "?", "b": 7}, text='{"a": "?", "b": 7}')
 
 
-def test_a_thought_holds_no_calls(hermes: CallParser) -> None:
+def test_a_thought_holds_no_calls(hermes):
     thought = f"<think>\nI could write <tool_call>, or {CALL}\n</think>\n\n"
     assert hermes.parse(f"{thought}42.") == (f"{thought}42.", [])
     assert hermes.parse(f"{thought}So: {CALL}") == (f"{thought}So: ", [multiply(6, 7)])
@@ -119,7 +115,7 @@ PIECES = st.sampled_from(["<tool_call>", "</tool_call>", CALL, '{"name": ', "mul
 
 
 @given(st.lists(PIECES | st.text(st.characters())).map("".join))
-def test_no_text_raises(hermes: CallParser, text: str) -> None:
+def test_no_text_raises(hermes, text):
     content, calls = hermes.parse(text)
     assert calls or content == text
 
@@ -136,7 +132,7 @@ def test_no_text_raises(hermes: CallParser, text: str) -> None:
     ids=["qwen2.5", "qwen3", "qwen3.5", "glm4moe", "llama3.1"],
 )
 @given(text=st.lists(PIECES | st.sampled_from(['{"name": "f", "parameters": ', "<function="]) | st.text()).map("".join))
-def test_the_parser_of_known_templates(template: str, parser: str, tokens: tuple[str, ...], text: str) -> None:
+def test_the_parser_of_known_templates(template, parser, tokens, text):
     found = FOUND.setdefault(parser, find_parser(tokenizer_of(template, *tokens), None, [SCHEMA]))
     assert found.name == parser
     found.parse(text)
@@ -145,7 +141,7 @@ def test_the_parser_of_known_templates(template: str, parser: str, tokens: tuple
 FOUND: dict[str, CallParser] = {}
 
 
-def test_a_response_template_comes_first() -> None:
+def test_a_response_template_comes_first():
     tokenizer = tokenizer_of(trl_templates.qwen3_chat_template)
     trl_templates.add_response_schema(tokenizer)
     parser = find_parser(tokenizer, None, [SCHEMA])
@@ -157,7 +153,7 @@ def test_a_response_template_comes_first() -> None:
     ]
 
 
-def test_the_named_parser(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_named_parser(caplog):
     tokenizer = tokenizer_of(TOOL_TEMPLATE)
     assert find_parser(tokenizer, "granite4", [SCHEMA]).parse(CALL)[1] == [multiply(6, 7)]
     assert not caplog.records
@@ -174,13 +170,13 @@ def test_the_named_parser(caplog: pytest.LogCaptureFixture) -> None:
                 find_parser(tokenizer, name, [SCHEMA])
 
 
-def test_the_log_names_the_parser_and_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_the_parser_and_others(caplog):
     with caplog.at_level(logging.INFO, "grpo_workload"):
         find_parser(tokenizer_of(TOOL_TEMPLATE), None, [])
     assert "read by the parser hermes (ernie45, granite4 would do, too)" in caplog.text
 
 
-def test_refused_templates() -> None:
+def test_refused_templates():
     with pytest.raises(ConfigError, match=r"model\.chatTemplate: .* leaves out calls"):
         find_parser(tokenizer_of(CHAT_TEMPLATE), None, [])
     own = TOOL_TEMPLATE.replace("<tool_call>", "<do>").replace("</tool_call>", "</do>")

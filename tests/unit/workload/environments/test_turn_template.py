@@ -1,7 +1,5 @@
 """Asserts that results become the tokens that TRL makes of them, and which chat templates are refused, and why."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 from pathlib import Path
@@ -61,21 +59,21 @@ def trl_suffix(tokenizer: Any, answers: list[tuple[str, str]], **variables: Any)
         ("gptoss", "<|return|>"),
     ],
 )
-def test_the_suffix_is_trls(name: str, eos: str, answers: list[tuple[str, str]]) -> None:
+def test_the_suffix_is_trls(name, eos, answers):
     tokenizer = tokenizer_of(trl_template(name), eos)
     turns = TurnTemplate(tokenizer)
     turns.check()
     assert turns.suffix(answers) == trl_suffix(tokenizer, answers)
 
 
-def test_variables_of_the_template_change_how_the_next_turn_begins() -> None:
+def test_variables_of_the_template_change_how_the_next_turn_begins():
     tokenizer, variables = tokenizer_of(trl_template("qwen3_training")), {"enable_thinking": False}
     suffix = TurnTemplate(tokenizer, variables).suffix(ANSWERS)
     assert suffix == trl_suffix(tokenizer, ANSWERS, **variables)
     assert tokenizer.decode(suffix).endswith("<think>\n\n</think>\n\n")
 
 
-def test_an_empty_thought_in_the_last_turn_alone_is_no_obstacle() -> None:
+def test_an_empty_thought_in_the_last_turn_alone_is_no_obstacle():
     """Qwen3's own template; TRL replaces it by one for training, with the same suffix."""
     own, training = tokenizer_of(trl_template("qwen3")), tokenizer_of(trl_template("qwen3_training"))
     assert not trl_templates.is_chat_template_prefix_preserving(own)
@@ -84,14 +82,14 @@ def test_an_empty_thought_in_the_last_turn_alone_is_no_obstacle() -> None:
     assert turns.suffix(ANSWERS) == trl_suffix(training, ANSWERS)
 
 
-def test_an_eos_of_the_users_turn_ends_no_turn_of_the_model() -> None:
+def test_an_eos_of_the_users_turn_ends_no_turn_of_the_model():
     """Gemma 4's turn with a call goes on with the result: the eos token before it is that of the question."""
     tokenizer = tokenizer_of(trl_template("gemma4"), "<turn|>")
     suffix = tokenizer.decode(TurnTemplate(tokenizer).suffix(ANSWERS[:1]))
     assert suffix.startswith("response:multiply")  # behind <|tool_response>, with which the model ends such a turn
 
 
-def test_a_token_that_ends_a_turn_and_begins_the_result_is_there_once() -> None:
+def test_a_token_that_ends_a_turn_and_begins_the_result_is_there_once():
     """GLM's models end a turn with calls by <|observation|>, which their template writes before the results."""
     tokenizer = tokenizer_of(trl_template("glm4moe"), "<|endoftext|>")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|observation|>"]})
@@ -113,7 +111,7 @@ def test_a_token_that_ends_a_turn_and_begins_the_result_is_there_once() -> None:
         ("gemma4", "<turn|>"),
     ],
 )
-def test_behind_a_users_reply_a_conversation_is_what_the_template_writes(name: str, eos: str) -> None:
+def test_behind_a_users_reply_a_conversation_is_what_the_template_writes(name, eos):
     tokenizer = tokenizer_of(trl_template(name), eos)
     turns = TurnTemplate(tokenizer)
     turns.check_reply()
@@ -131,13 +129,13 @@ def test_behind_a_users_reply_a_conversation_is_what_the_template_writes(name: s
         assert turns.reply(tokenizer("1")["input_ids"][0], new) == [tokenizer.eos_token_id, *suffix]
 
 
-def test_a_template_that_refuses_a_users_reply_is_refused() -> None:
+def test_a_template_that_refuses_a_users_reply_is_refused():
     tokenizer = tokenizer_of("{% if messages | length > 2 %}{{ raise_exception('one question') }}{% endif %}")
     with pytest.raises(ConfigError, match=r"model\.chatTemplate: .* no user can reply to the model \(one question\)"):
         TurnTemplate(tokenizer).check_reply()
 
 
-def test_what_a_stop_text_has_ended_gets_its_eos() -> None:
+def test_what_a_stop_text_has_ended_gets_its_eos():
     tokenizer = tokenizer_of(TOOL_TEMPLATE)
     turns = TurnTemplate(tokenizer)
     assert turns.ending(tokenizer.eos_token_id) == []
@@ -160,14 +158,14 @@ FORGETS = REWRITTEN.replace("(message['content'] or", "(message['content'] if lo
         (FORGETS, "writes the turn before it in another way"),
     ],
 )
-def test_refused_templates(template: str | None, message: str) -> None:
+def test_refused_templates(template, message):
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(ConfigError, match=rf"model\.chatTemplate: .*{message}"):
         TurnTemplate(tokenizer).check()
 
 
-def test_lost_thoughts_are_only_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_thoughts_are_only_said(caplog):
     template = TOOL_TEMPLATE.replace(
         "message['content'] }}", "(message['content'] if loop.last else message['content'].split('</think>')[-1]) }}"
     )
@@ -177,9 +175,7 @@ def test_lost_thoughts_are_only_said(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.skipif(PACKAGE is None, reason="the package of the model is not installed")
-def test_smollm2_needs_a_template_with_tools() -> None:
-    assert PACKAGE is not None
-    assert PACKAGE.submodule_search_locations
+def test_smollm2_needs_a_template_with_tools():
     folder = Path(PACKAGE.submodule_search_locations[0])
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=next(folder.glob("*.gguf")).name)
     with pytest.raises(ConfigError, match="leaves out calls"):
@@ -190,7 +186,7 @@ def test_smollm2_needs_a_template_with_tools() -> None:
     assert turns.suffix(ANSWERS) == trl_suffix(tokenizer, ANSWERS)
 
 
-def test_long_results_are_cut_and_say_so() -> None:
+def test_long_results_are_cut_and_say_so():
     turns, tokenizer = TurnTemplate(make_tiny_tokenizer()), make_tiny_tokenizer()
     assert turns.cut("short", 5) == "short"
     cut = turns.cut("x" * 1000, 100)
@@ -203,7 +199,7 @@ def test_long_results_are_cut_and_say_so() -> None:
 
 
 @given(st.text(st.characters()), st.text(st.characters()))
-def test_any_result_has_a_suffix(name: str, text: str) -> None:
+def test_any_result_has_a_suffix(name, text):
     """With halves of surrogate pairs, too, which no tokenizer takes."""
     tokenizer = tokenizer_of(TOOL_TEMPLATE)
     suffix = tokenizer.decode(TurnTemplate(tokenizer).suffix([(name, text)]))

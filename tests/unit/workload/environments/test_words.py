@@ -1,7 +1,5 @@
 """Asserts that what an episode reads and writes, turn by turn, is what the chat template writes of the whole."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from grpo_spec.trainer import TrainerConfig
@@ -25,7 +23,7 @@ def make_words(**episodes: Any) -> tuple[Any, ModelWords]:
     return tokenizer, ModelWords(TrainerConfig.model_validate(CONFIG | {"episodes": episodes}), tokenizer, [])
 
 
-def test_an_episode_is_what_the_template_writes() -> None:
+def test_an_episode_is_what_the_template_writes():
     tokenizer, words = make_words()
     asked = [{"role": "user", "content": "6 x 7?"}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
@@ -48,14 +46,14 @@ def test_an_episode_is_what_the_template_writes() -> None:
     assert stopped == [tokenizer.eos_token_id, *suffix]
 
 
-def test_results_are_cut_one_by_one() -> None:
+def test_results_are_cut_one_by_one():
     tokenizer, words = make_words(maxToolResponseTokens=60)
     suffix, messages = words.results(tokenizer.eos_token_id, [("a", "x" * 1000), ("b", "short")])
     assert [len(message["content"]) for message in messages] == [60, 5]
     assert messages[0]["content"] in tokenizer.decode(suffix)
 
 
-def test_observed_prompts() -> None:
+def test_observed_prompts():
     tokenizer, words = make_words()
     prompt = Prompt(
         index=0, text=[{"role": "user", "content": "Play."}], token_ids=(1,), rendering={"add_generation_prompt": True}

@@ -1,7 +1,5 @@
 """Weights that a push left in an engine's model are compared where they can be; a model of 8-bit weights passes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest
@@ -29,14 +27,14 @@ class Quantized(nn.Module):
 
 
 @pytest.mark.parametrize("is_initial", [True, False])
-def test_weights_that_the_engine_quantizes_are_loaded(is_initial: bool) -> None:
+def test_weights_that_the_engine_quantizes_are_loaded(is_initial):
     model = Quantized()
     with audited(model, is_initial=is_initial, is_quantized=True):
         model.load_weights(with_sums([("weight", torch.full((4, 4), 2.0))], "cpu"))
     assert torch.equal(model.weight.float(), torch.full((4, 4), 2.0))
 
 
-def test_a_parameter_that_was_replaced_by_other_values_is_named() -> None:
+def test_a_parameter_that_was_replaced_by_other_values_is_named():
     model = nn.Linear(3, 2)
     before = rows_of(model)
     check_same(model, before)

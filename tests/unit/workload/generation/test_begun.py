@@ -1,7 +1,5 @@
 """Asserts what becomes of completions that are cut after each step: no token is lost, repeated or one too many."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,8 +49,8 @@ class Engine:
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
 def test_steps_get_whole_completions_whatever_was_begun_and_cut(
-    data: st.DataObject, num_steps: int, staleness: int, prompts_per_step: int, num_generations: int
-) -> None:
+    data, num_steps, staleness, prompts_per_step, num_generations
+):
     begun, engine = Begun(MAX_TOKENS), Engine(data)
     steps = [
         [prompt(step * prompts_per_step + place) for place in range(prompts_per_step)] for step in range(num_steps)
@@ -88,7 +86,7 @@ def begun_prompt(num_generations: int = 2) -> tuple[Begun, list[Request]]:
     return begun, begun.ask([prompt(1)])
 
 
-def test_a_cut_completion_continues_from_its_tokens_with_a_seed_of_its_own() -> None:
+def test_a_cut_completion_continues_from_its_tokens_with_a_seed_of_its_own():
     begun, (one, other) = begun_prompt()
     assert one.token_ids == other.token_ids == [7, 1]
     begun.add(one.name, [5, 6], [-1.0, -2.0], 3, None)
@@ -108,14 +106,14 @@ def test_a_cut_completion_continues_from_its_tokens_with_a_seed_of_its_own() -> 
 
 
 @pytest.mark.parametrize(("tokens", "reason"), [([EOS], "stop"), ([5] * MAX_TOKENS, "length")])
-def test_a_completion_that_ends_right_at_a_cut_is_complete(tokens: list[int], reason: FinishReason) -> None:
+def test_a_completion_that_ends_right_at_a_cut_is_complete(tokens, reason):
     begun, (request,) = begun_prompt(num_generations=1)
     assert begun.add(request.name, tokens, [-1.0] * len(tokens), 0, reason) == prompt(1)
     assert (begun.cut(), begun.ask([prompt(1)]), begun.unfinished([prompt(1)])) == ([], [], set())
     assert begun.drafts(prompt(1))[0].complete("").finish_reason == reason
 
 
-def test_the_current_step_comes_first_and_the_next_ones_in_their_order() -> None:
+def test_the_current_step_comes_first_and_the_next_ones_in_their_order():
     begun = Begun(MAX_TOKENS)
     begun.begin([prompt(3), prompt(4), prompt(1), prompt(3)], 1)
     assert [request.token_ids[1] for request in begun.ask([prompt(1), prompt(1)])] == [1, 3, 4]
@@ -124,7 +122,7 @@ def test_the_current_step_comes_first_and_the_next_ones_in_their_order() -> None
     assert [request.token_ids[1] for request in begun.ask([])] == [4, 1]
 
 
-def test_an_engine_may_report_no_token_and_a_version_without_one_does_not_count() -> None:
+def test_an_engine_may_report_no_token_and_a_version_without_one_does_not_count():
     begun, (request,) = begun_prompt(num_generations=1)
     begun.add(request.name, [], [], 1, None)
     begun.add(request.name, [5], [-1.0], 2, "length")

@@ -23,7 +23,7 @@ class Window(Layer):
     """Another kind."""
 
 
-def test_a_cache_is_rounded_down_and_ends_where_a_step_needs_no_more() -> None:
+def test_a_cache_is_rounded_down_and_ends_where_a_step_needs_no_more():
     two = {"a": Layer(GIB), "b": Layer(GIB)}
     assert cache_size(30 * GIB + 5, None, two, sequences=100) == 30 * GIB
     assert cache_size(30 * GIB - 5, None, two, sequences=100) == 30 * GIB - GRAIN
@@ -32,7 +32,7 @@ def test_a_cache_is_rounded_down_and_ends_where_a_step_needs_no_more() -> None:
     assert cache_size(-5, None, two, sequences=4) < 0, "vLLM says that there is no memory for a cache"
 
 
-def test_vllm_gets_the_share_that_is_left_and_how_many_sequences_there_are() -> None:
+def test_vllm_gets_the_share_that_is_left_and_how_many_sequences_there_are():
     arguments = Rest(bytes=30 * GIB, total=80 * GIB, sequences=64).arguments()
     assert arguments["gpu_memory_utilization"] == 30 / 80
     for most, expected in ((1024, 64), (16, 16)):
@@ -43,11 +43,11 @@ def test_vllm_gets_the_share_that_is_left_and_how_many_sequences_there_are() -> 
     assert num_sequences(own) == 9
 
 
-def test_a_part_of_the_gpu_stays_free_with_room_for_the_buckets_of_a_checkpoint() -> None:
+def test_a_part_of_the_gpu_stays_free_with_room_for_the_buckets_of_a_checkpoint():
     assert reserve(100 * GIB, 2 * GIB) == 10 * GIB
 
 
-def test_only_engines_that_sleep_take_the_rest_and_what_users_set_wins() -> None:
+def test_only_engines_that_sleep_take_the_rest_and_what_users_set_wins():
     def takes_rest(**fields: Any) -> bool:
         return GenerationConfig.model_validate(fields).takes_rest
 
@@ -60,7 +60,7 @@ def test_only_engines_that_sleep_take_the_rest_and_what_users_set_wins() -> None
     assert not takes_rest(gpuMemoryUtilization=0.3)
 
 
-def test_what_a_sleeping_engine_keeps_is_compared_with_the_first_step(caplog: Any) -> None:
+def test_what_a_sleeping_engine_keeps_is_compared_with_the_first_step(caplog):
     watch = AsleepWatch()
     for used in (0, 3 * GROWTH, 3 * GROWTH + 5, 4 * GROWTH):  # the trial before the first step does not count
         watch.note(used)

@@ -1,7 +1,5 @@
 """Whatever vLLM makes of weights when it loads them must be made again by a push; tables and caches need not."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable
 from functools import partial
@@ -66,7 +64,7 @@ def multiply_by(packed: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.fixture
-def model() -> Layer:
+def model():
     made = Layer()
     with followed(made):
         made.load(1.0)
@@ -83,12 +81,12 @@ def push(model: Layer, stale: str = "") -> Push:
 @pytest.mark.parametrize(
     "stale", ["view", "packed", "scaled", "rows.1", "kernel.scale", "multiply.packed", "add.other"]
 )
-def test_what_a_push_leaves_as_it_was_ends_the_job(model: Layer, stale: str) -> None:
+def test_what_a_push_leaves_as_it_was_ends_the_job(model, stale):
     with pytest.raises(WeightsDifferError, match=f"^weights differ: a push leaves {stale} as vLLM made it "):
         check_derived(model, push(model, stale))
 
 
-def test_two_pushes_that_change_everything_are_enough(model: Layer) -> None:
+def test_two_pushes_that_change_everything_are_enough(model):
     check_derived(model, push(model))
     for _ in range(2):  # as if the first forward pass had made a tensor that the second push leaves as it is
         with pytest.raises(WeightsDifferError, match="a push leaves packed as"):
@@ -97,7 +95,7 @@ def test_two_pushes_that_change_everything_are_enough(model: Layer) -> None:
     check_derived(model, push(model, "packed"))
 
 
-def test_what_was_made_of_weights_that_are_never_pushed_may_stay() -> None:
+def test_what_was_made_of_weights_that_are_never_pushed_may_stay():
     both = nn.ModuleDict({"tower": Layer(), "text": Layer()})
     with followed(both):
         for layer in both.values():

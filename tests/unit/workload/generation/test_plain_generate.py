@@ -11,7 +11,7 @@ from support.trainer.tiny_model import make_tiny_tokenizer
 MODEL = ModelConfig(path="/models/base")
 
 
-def test_tokens_that_end_a_text_are_the_tokenizers_and_the_models() -> None:
+def test_tokens_that_end_a_text_are_the_tokenizers_and_the_models():
     tokenizer = make_tiny_tokenizer()
     assert eos_ids(MODEL, GenerationConfig(), tokenizer) == {tokenizer.eos_token_id}
     assert eos_ids(MODEL, GenerationConfig(eos_token_id=[5, 6]), tokenizer) == {tokenizer.eos_token_id, 5, 6}

@@ -1,7 +1,5 @@
 """vLLM's own reload of layers whose weights it loads in ways that this reload does not expect."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -33,7 +31,7 @@ class Norm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(2), requires_grad=False)
-        self.weight.weight_loader = partial(load_shard, rank=1)  # type: ignore[attr-defined]
+        self.weight.weight_loader = partial(load_shard, rank=1)
 
 
 FAULTS: list[Callable[[Tensor], object]] = []
@@ -62,7 +60,7 @@ class Model(nn.Module):
                 parameters[name].data.copy_(tensor)
                 tensor.zero_()
             else:
-                parameters[name].weight_loader(parameters[name], tensor)  # type: ignore[operator]
+                parameters[name].weight_loader(parameters[name], tensor)
             loaded.add(name)
         return loaded
 
@@ -77,13 +75,13 @@ def push(model: Any, **weights: Tensor) -> None:
 
 
 @pytest.fixture
-def model() -> Model:
+def model():
     made = Model()
     reload.record_metadata_for_reloading(made)
     return made
 
 
-def test_each_push_fills_the_tensors_that_the_engine_has_and_changes_none_of_the_trainer(model: Model) -> None:
+def test_each_push_fills_the_tensors_that_the_engine_has_and_changes_none_of_the_trainer(model):
     own = [parameter.data_ptr() for parameter in model.parameters()]
     for value in (1.0, 2.0):
         sinks, norm = torch.full((4,), value), torch.arange(4) * value
@@ -93,18 +91,18 @@ def test_each_push_fills_the_tensors_that_the_engine_has_and_changes_none_of_the
     assert [parameter.data_ptr() for parameter in model.parameters()] == own
 
 
-def test_what_the_model_writes_itself_must_arrive_too(model: Model) -> None:
+def test_what_the_model_writes_itself_must_arrive_too(model):
     with pytest.raises(WeightsDifferError, match=r"the push has no weights, or too few, for attn\.sinks$"):
         push(model, norm_weight=torch.ones(4))
 
 
-def test_a_layer_whose_weights_have_another_form_in_the_engine_is_refused(model: Model) -> None:
+def test_a_layer_whose_weights_have_another_form_in_the_engine_is_refused(model):
     model.attn.sinks = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
     with pytest.raises(NotImplementedError, match=r"^attn\.sinks is not kept as checkpoints have it$"):
         push(model, attn_sinks=torch.ones(4), norm_weight=torch.ones(4))
 
 
-class Method(QuantizeMethodBase):  # type: ignore[misc]
+class Method(QuantizeMethodBase):
     """Changes the form of a layer's weights."""
 
     def __init__(self) -> None:
@@ -127,7 +125,7 @@ class Packed(Norm):
 
 
 @pytest.fixture
-def packed(model: Model) -> Model:
+def packed(model):
     model.norm = Packed()
     reload.record_metadata_for_reloading(model)
     return model
@@ -141,9 +139,7 @@ def flipped(weight: Tensor) -> Tensor:
     return weight
 
 
-def test_a_parameter_that_does_not_hold_what_was_copied_is_named_at_the_first_push_too(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parameter_that_does_not_hold_what_was_copied_is_named_at_the_first_push_too(model, monkeypatch):
     for _ in range(2):
         with monkeypatch.context() as patch:
             patch.setitem(globals(), "FAULTS", [flipped])
@@ -152,9 +148,7 @@ def test_a_parameter_that_does_not_hold_what_was_copied_is_named_at_the_first_pu
         push(model, attn_sinks=torch.ones(4), norm_weight=torch.arange(4.0))
 
 
-def test_an_order_that_the_engine_has_changed_once_is_learnt_and_named_and_may_not_change_bits(
-    packed: Model, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_order_that_the_engine_has_changed_once_is_learnt_and_named_and_may_not_change_bits(packed, caplog):
     push(packed, attn_sinks=torch.ones(4), norm_weight=torch.zeros(4))  # of which nothing can be learnt
     push(packed, attn_sinks=torch.ones(4), norm_weight=torch.arange(4.0))
     push(packed, attn_sinks=torch.ones(4), norm_weight=torch.ones(4))
@@ -165,9 +159,7 @@ def test_an_order_that_the_engine_has_changed_once_is_learnt_and_named_and_may_n
         push(packed, attn_sinks=torch.ones(4), norm_weight=torch.arange(4.0))
 
 
-def test_before_a_layer_changes_the_form_of_its_weights_they_are_compared(
-    packed: Model, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_before_a_layer_changes_the_form_of_its_weights_they_are_compared(packed, caplog, monkeypatch):
     packed.norm.quant_method.change = torch.exp
     for value in (1.0, 2.0):
         push(packed, attn_sinks=torch.ones(4), norm_weight=torch.arange(4) * value)
@@ -191,7 +183,7 @@ class WithTower(nn.Module):
 
 
 @pytest.mark.parametrize(("family", "is_missed"), [("qwen3_5", False), ("qwen3_vl", True)])
-def test_a_tower_that_is_not_trained_needs_no_weights(family: str, is_missed: bool) -> None:
+def test_a_tower_that_is_not_trained_needs_no_weights(family, is_missed):
     model = WithTower(family)
     reload.record_metadata_for_reloading(model)
     with pytest.raises(WeightsDifferError, match="for visual ") if is_missed else nullcontext():

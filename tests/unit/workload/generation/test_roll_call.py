@@ -1,7 +1,5 @@
 """Workers and the sender of a transfer group meet in a store: all join, or none does."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +9,7 @@ from grpo_workload.generation.roll_call import RollCall, Seat, open_store
 from support.trainer.launchers import eventually, free_ports
 
 
-def test_workers_join_once_the_sender_says_so_and_not_after_a_meeting_is_called_off() -> None:
+def test_workers_join_once_the_sender_says_so_and_not_after_a_meeting_is_called_off():
     (port,) = free_ports(1)
     served = open_store("127.0.0.1", port, timeout_seconds=30, listens=True)
 
@@ -41,7 +39,7 @@ def test_workers_join_once_the_sender_says_so_and_not_after_a_meeting_is_called_
         assert not other.let_join("29500")
 
 
-def test_a_worker_gives_up_a_sender_that_says_nothing() -> None:
+def test_a_worker_gives_up_a_sender_that_says_nothing():
     (port,) = free_ports(1)
     served = open_store("127.0.0.1", port, timeout_seconds=30, listens=True)
     with pytest.raises(RuntimeError):

@@ -1,7 +1,5 @@
 """What loaders do with weights is learnt, proved at each push, and no difference where they change them first."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -28,7 +26,7 @@ class OfAnotherRank(nn.Module):
             self.bias.copy_(weight)
 
 
-def test_a_loader_may_change_what_has_arrived() -> None:
+def test_a_loader_may_change_what_has_arrived():
     model = OfAnotherRank()
     for _ in range(3):
         writes = Writes(model, is_quantized=False)
@@ -67,7 +65,7 @@ def push(model: Fused, names: str = "qko") -> Writes:
     return writes
 
 
-def test_after_two_pushes_alike_copies_are_proved_without_following(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_two_pushes_alike_copies_are_proved_without_following(monkeypatch):
     model, followed = Fused(), []
     enter = Copies.__enter__
     monkeypatch.setattr(Copies, "__enter__", lambda self: followed.append(1) or enter(self))
@@ -84,7 +82,7 @@ def test_after_two_pushes_alike_copies_are_proved_without_following(monkeypatch:
     assert len(followed) == 2
 
 
-def test_a_loader_that_computes_is_followed_at_each_push(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_computes_is_followed_at_each_push(monkeypatch):
     class Computes(Fused):
         def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
             super().load_weights((name, -weight if name == "q" else weight) for name, weight in weights)
@@ -97,7 +95,7 @@ def test_a_loader_that_computes_is_followed_at_each_push(monkeypatch: pytest.Mon
     assert len(followed) == 4
 
 
-def test_a_layer_that_keeps_its_weights_in_another_type_is_no_difference() -> None:
+def test_a_layer_that_keeps_its_weights_in_another_type_is_no_difference():
     model = OfAnotherRank()
     for _ in range(3):
         model.bias = nn.Parameter(torch.zeros(4, 8), requires_grad=False)

@@ -1,14 +1,12 @@
 """Slices of the head that fit these small models."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from grpo_workload.policy.logprobs import kept_words, logprobs
 
 
 @pytest.fixture(scope="module")
-def small_slices() -> Iterator[None]:
+def small_slices():
     """The head computes a small vocabulary in several slices, of words and of rows."""
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(logprobs, "WORDS", 104)

@@ -13,7 +13,7 @@ LAYERS = 6
 
 
 @pytest.fixture
-def model() -> torch.nn.Module:
+def model():
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=100,
@@ -36,7 +36,7 @@ def gradient(model, context) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def test_gradients_are_bitwise_equal_in_every_step(model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_bitwise_equal_in_every_step(model, monkeypatch):
     monkeypatch.setattr(activation_offload, "MIN_BYTES", 1)
     moving, plain = Activations(torch.device("cpu")), gradient(model, nullcontext())
     for _ in range(2):
@@ -46,7 +46,7 @@ def test_gradients_are_bitwise_equal_in_every_step(model, monkeypatch: pytest.Mo
     assert all(one.back is None for one in parked), "a copy on the device was kept after its use"
 
 
-def test_small_and_shared_tensors_and_weights_are_not_offloaded(model) -> None:
+def test_small_and_shared_tensors_and_weights_are_not_offloaded(model):
     moving = Activations(torch.device("cpu"))
     gradient(model, moving.offloaded())
     assert moving._parked == []

@@ -1,8 +1,5 @@
 """Adapters of experts: merged, they compute what is trained; what engines would not get is refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +27,7 @@ def change(adapters: Adapters) -> None:
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3", "granitemoe", "gpt_oss"])
-def test_adapters_of_experts_are_merged(family: str, tmp_path: Path) -> None:
+def test_adapters_of_experts_are_merged(family, tmp_path):
     model, plain = make_model(family), make_model(family)
     adapters = Adapters(model, config(), seed=1)
     change(adapters)
@@ -50,14 +47,14 @@ def test_adapters_of_experts_are_merged(family: str, tmp_path: Path) -> None:
     assert all(torch.allclose(exported[name], tensor, atol=1e-6) for name, tensor in saved.items())
 
 
-def test_stored_transposed_or_not_each_expert_gets_its_own_product() -> None:
+def test_stored_transposed_or_not_each_expert_gets_its_own_product():
     base, a_KI, b_OK = torch.randn(3, 5, 4), torch.randn(6, 4), torch.randn(5, 6)
     expected = torch.stack([base[e] + 0.5 * b_OK[:, e::3] @ a_KI[2 * e : 2 * e + 2] for e in range(3)])
     torch.testing.assert_close(total_experts(base, a_KI, b_OK, scale=0.5, is_transposed=False), expected)
     torch.testing.assert_close(total_experts(base.mT, a_KI, b_OK, scale=0.5, is_transposed=True), expected.mT)
 
 
-def test_what_engines_would_not_get_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_engines_would_not_get_is_refused(monkeypatch):
     with pytest.raises(
         ValueError, match=r"lora\.push: adapters cannot send those of parameters, such as .*push merged"
     ):

@@ -191,7 +191,7 @@ def test_what_samples_with_a_cache_is_an_attention_that_computes_the_same():
     assert kinds == {"llama": "sdpa", "gemma2": "eager", "gpt_oss": "eager"}, "sdpa has neither soft caps nor sinks"
 
 
-def test_sequences_that_are_padded_give_the_same_attention_and_gradients() -> None:
+def test_sequences_that_are_padded_give_the_same_attention_and_gradients():
     """As cuDNN gets them."""
     starts = torch.tensor([0, 3, 16, 17], dtype=torch.int32)
     bounds = attention_kernels.Bounds(starts, 13)

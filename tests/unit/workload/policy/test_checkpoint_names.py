@@ -1,9 +1,5 @@
 """Exported weights are what `save_pretrained` writes, family by family, and are converted a few at a time."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -24,7 +20,7 @@ CONVERTED = {
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *STATEFUL, *MASKED])
-def test_exported_weights_are_those_of_a_saved_checkpoint(family: str, tmp_path: Path) -> None:
+def test_exported_weights_are_those_of_a_saved_checkpoint(family, tmp_path):
     model = make_model(family)
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
@@ -38,7 +34,7 @@ def test_exported_weights_are_those_of_a_saved_checkpoint(family: str, tmp_path:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *STATEFUL, *MASKED])
-def test_a_group_holds_no_more_than_one_weight_of_the_checkpoint_or_of_the_model_needs(family: str) -> None:
+def test_a_group_holds_no_more_than_one_weight_of_the_checkpoint_or_of_the_model_needs(family):
     model = make_model(family)
     groups = CheckpointNames(model).group(full(model))
     assert sum(len(group.weights) for group in groups) == len(full(model))
@@ -50,7 +46,7 @@ def is_split(group: WeightGroup) -> bool:
     return len(group.specs) > 1
 
 
-def test_the_plan_follows_new_values_and_new_buffers() -> None:
+def test_the_plan_follows_new_values_and_new_buffers():
     """DeepSpeed casts buffers, and `restore_buffers` puts others in their place."""
     model = make_model("deepseek_v3")
     names = CheckpointNames(model)
@@ -66,7 +62,7 @@ def test_the_plan_follows_new_values_and_new_buffers() -> None:
     assert all(torch.allclose(after[name], tensor + 1) for name, tensor in before.items())
 
 
-def test_a_model_made_from_a_checkpoint_is_exported_as_it_was_read(tmp_path: Path) -> None:
+def test_a_model_made_from_a_checkpoint_is_exported_as_it_was_read(tmp_path):
     make_model("mixtral").save_pretrained(tmp_path)
     model = type(make_model("mixtral")).from_pretrained(tmp_path)
     exported = dict(Export(full(model), is_partitioned=False, group=CheckpointNames(model).group))
@@ -74,7 +70,7 @@ def test_a_model_made_from_a_checkpoint_is_exported_as_it_was_read(tmp_path: Pat
     assert {name: tensor.shape for name, tensor in exported.items()} == {n: t.shape for n, t in saved.items()}
 
 
-def test_the_text_part_of_a_checkpoint_keeps_the_names_that_it_has_there(tmp_path: Path) -> None:
+def test_the_text_part_of_a_checkpoint_keeps_the_names_that_it_has_there(tmp_path):
     make_model("qwen3_5", whole=True).save_pretrained(tmp_path)
     text = type(make_model("qwen3_5")).from_pretrained(tmp_path)
     exported = dict(Export(full(text), is_partitioned=False, group=CheckpointNames(text).group))

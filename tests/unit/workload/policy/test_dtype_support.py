@@ -25,13 +25,11 @@ def world(*devices: tuple[str, tuple[str, ...]]) -> list[Support]:
         ((5, 2), False, ("float32",)),
     ],
 )
-def test_dtypes_follow_the_compute_capability(
-    capability: tuple[int, int], bfloat16: bool, dtypes: tuple[str, ...]
-) -> None:
+def test_dtypes_follow_the_compute_capability(capability, bfloat16, dtypes):
     assert cuda_dtypes(capability, bfloat16=bfloat16) == dtypes
 
 
-def test_ranks_with_old_gpus_are_named_with_a_dtype_that_works_on_all() -> None:
+def test_ranks_with_old_gpus_are_named_with_a_dtype_that_works_on_all():
     ranks = world(("H200", H200), ("V100", V100), ("V100", V100), ("V100", V100), ("H200", H200), ("V100", V100))
     with pytest.raises(
         ValueError, match=r"^model.dtype: .* do not support bfloat16: ranks 1-3, 5 \(V100\); float16 would work$"
@@ -42,13 +40,13 @@ def test_ranks_with_old_gpus_are_named_with_a_dtype_that_works_on_all() -> None:
     check_precision("bfloat16", world(("H200", H200)))
 
 
-def test_kinds_of_devices_are_listed_apart_and_the_suggestion_works_on_every_rank() -> None:
+def test_kinds_of_devices_are_listed_apart_and_the_suggestion_works_on_every_rank():
     ranks = world(("M40", cuda_dtypes((5, 2), bfloat16=False)), ("V100", V100), ("H200", H200))
     with pytest.raises(ValueError, match=r"rank 0 \(M40\); rank 1 \(V100\); float32 would work"):
         check_precision("bfloat16", ranks)
 
 
-def test_cpus_train_in_bfloat16_and_not_in_float16() -> None:
+def test_cpus_train_in_bfloat16_and_not_in_float16():
     assert cpu_dtypes() == own_support(3, Device.CPU).dtypes
     check_precision("bfloat16", [own_support(0, Device.CPU)])
     slow = replace(own_support(1, Device.CPU), slow=("bfloat16",))

@@ -4,8 +4,6 @@ Here sequences are packed if the family allows it, in training mode, with the fa
 vocabulary; there each is alone, with eager attention and whole logits.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -68,7 +66,7 @@ def attention_of(family: str) -> str:
     return "eager" if family in MASKED else attention.VARLEN
 
 
-def test_layers_with_a_state_get_no_bounds_of_their_one_sequence() -> None:
+def test_layers_with_a_state_get_no_bounds_of_their_one_sequence():
     """transformers 5.20 refuses them without flash-linear-attention; attention knows them from the model's call."""
     model = make_sharp_model("qwen3_next", attention.VARLEN)
     seen: set[str] = set()
@@ -80,9 +78,7 @@ def test_layers_with_a_state_get_no_bounds_of_their_one_sequence() -> None:
 
 
 @pytest.mark.parametrize("family", ALL)
-def test_log_probabilities_and_gradients_are_those_of_transformers(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probabilities_and_gradients_are_those_of_transformers(family, monkeypatch):
     monkeypatch.setattr(attention_blocks, "ROWS", 16)
     plain, packed = make_sharp_model(family, "eager").eval(), make_sharp_model(family, attention_of(family))
     lists = [name for name, one in packed.named_modules() if isinstance(one, nn.ModuleList | nn.ModuleDict)]
@@ -126,9 +122,7 @@ def in_groups() -> tuple[list[Sample], list[int]]:
 
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_that_completions_share_computes_the_same_as_one_for_each(
-    family: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_that_completions_share_computes_the_same_as_one_for_each(family, checkpointing, monkeypatch):
     monkeypatch.setattr(attention_blocks, "ROWS", 16)
     model, found = make_sharp_model(family, attention.VARLEN).train(), []
     if checkpointing:
@@ -153,7 +147,7 @@ def test_a_prompt_that_completions_share_computes_the_same_as_one_for_each(
 
 
 @pytest.mark.parametrize("family", ALL)
-def test_the_trial_at_the_start_accepts_it_in_half_precision(family: str) -> None:
+def test_the_trial_at_the_start_accepts_it_in_half_precision(family):
     model = make_sharp_model(family, attention_of(family)).to(torch.bfloat16)
     policy = stand_in_policy(model, shares_prompts=family in FAMILIES)
     sequences = {"training": {"perDeviceTrainBatchSize": None if family in FAMILIES else 1}}

@@ -1,8 +1,5 @@
 """The model's own weights in 4 bits: engines get just what is trained, and transformers rounds weights to the same."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,9 +54,7 @@ def layers_in_4_bits(model: Any) -> set[str]:
         ("deepseek_v3", torch.float32, 1e-5),
     ],
 )
-def test_engines_and_exports_get_what_is_trained(
-    family: str, dtype: torch.dtype, tolerance: float, tmp_path: Path
-) -> None:
+def test_engines_and_exports_get_what_is_trained(family, dtype, tolerance, tmp_path):
     model, initial = make_model(family).to(dtype), make_model(family).to(dtype).eval()
     # Not all layers in 4 bits have adapters: engines have loaded none of their rounded values.
     adapters = in_4_bits(model, targetModules=["o_proj"])
@@ -79,7 +74,7 @@ def test_engines_and_exports_get_what_is_trained(
     assert changed == {f"{path}.weight" for path in layers_in_4_bits(model)}
 
 
-def test_only_layers_that_nothing_else_reads_or_trains_are_in_4_bits(tmp_path: Path) -> None:
+def test_only_layers_that_nothing_else_reads_or_trains_are_in_4_bits(tmp_path):
     adapters = in_4_bits(model := make_model("llama"), modulesToSave=["lm_head", "embed_tokens", "layers.1.mlp"])
     own = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"}
     mlp = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
@@ -96,7 +91,7 @@ def test_only_layers_that_nothing_else_reads_or_trains_are_in_4_bits(tmp_path: P
         quantize(GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2)), config(), CPU)
 
 
-def test_a_pass_in_evaluation_mode_changes_neither_weights_nor_gradients() -> None:
+def test_a_pass_in_evaluation_mode_changes_neither_weights_nor_gradients():
     def gradients(*, evaluates: bool) -> list[torch.Tensor]:
         adapters = in_4_bits(model := make_model("llama").to(torch.bfloat16))
         if evaluates:
@@ -110,7 +105,7 @@ def test_a_pass_in_evaluation_mode_changes_neither_weights_nor_gradients() -> No
         assert plain.any()
 
 
-def test_checkpoints_hold_no_constants_of_blocks() -> None:
+def test_checkpoints_hold_no_constants_of_blocks():
     in_4_bits(model := make_model("llama"))
     assert model.state_dict().keys() == {name for name, _ in model.named_parameters()}
 
@@ -118,8 +113,6 @@ def test_checkpoints_hold_no_constants_of_blocks() -> None:
 @pytest.mark.parametrize(
     ("lora", "as_loaded"), [(None, True), ({}, True), ({"path": "/data/sft"}, False), ({"loadIn4Bit": True}, False)]
 )
-def test_the_first_push_is_compared_with_what_engines_loaded_only_where_it_is_that(
-    lora: dict[str, Any] | None, as_loaded: bool
-) -> None:
+def test_the_first_push_is_compared_with_what_engines_loaded_only_where_it_is_that(lora, as_loaded):
     job = {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
     assert TrainerConfig.model_validate(job | {"lora": lora}).begins_as_loaded == as_loaded

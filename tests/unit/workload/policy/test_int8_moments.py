@@ -1,8 +1,5 @@
 """AdamW with moments in 8 bits is bitsandbytes', for any tensor, and takes moments of a converted checkpoint."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +16,10 @@ COUNT = 4 * 4096 + 300  # elements: the last block is not whole
 
 
 @pytest.fixture(params=[2**30, 4096])
-def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def piece(request, monkeypatch):
     """Elements that one call of bitsandbytes updates: all, or a part of them."""
     monkeypatch.setattr(int8_moments, "PIECE", request.param)
-    return request.param  # type: ignore[no-any-return]
+    return request.param
 
 
 def stepped(make: Any, sizes: tuple[int, ...] = (COUNT, 100), steps: int = 4) -> tuple[list[Any], Any]:
@@ -41,7 +38,7 @@ def bitsandbytes_own(weights: list[Any]) -> Any:
     return int8_moments.AdamW8bit(weights, lr=1e-2, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.0)
 
 
-def test_steps_are_those_of_bitsandbytes_bit_for_bit(piece: int) -> None:
+def test_steps_are_those_of_bitsandbytes_bit_for_bit(piece):
     ours, optimizer = stepped(lambda weights: Int8Adam(weights, TRAINING))
     theirs, other = stepped(bitsandbytes_own)
     for mine, its in zip(ours, theirs, strict=True):
@@ -56,7 +53,7 @@ def test_steps_are_those_of_bitsandbytes_bit_for_bit(piece: int) -> None:
     assert optimizer.state[ours[1]]["state1"].dtype == torch.float32, "small tensors keep theirs whole"
 
 
-def test_moments_of_a_converted_checkpoint_become_8_bits_when_they_arrive(piece: int) -> None:
+def test_moments_of_a_converted_checkpoint_become_8_bits_when_they_arrive(piece):
     weights, saved = stepped(lambda given: Int8Adam(given, TRAINING))
     plain = {weight: as_plain(state) for weight, state in saved.state.items()}
     assert {float(state["step"]) for state in plain.values()} == {4.0}
@@ -80,7 +77,7 @@ def test_moments_of_a_converted_checkpoint_become_8_bits_when_they_arrive(piece:
     assert fresh.param_groups[0]["params"] == weights
 
 
-def test_a_saved_state_is_read_as_it_is_in_the_file() -> None:
+def test_a_saved_state_is_read_as_it_is_in_the_file():
     weights, optimizer = stepped(lambda given: Int8Adam(given, TRAINING))
     for place, state in optimizer.state_dict()["state"].items():
         live = as_plain(optimizer.state[weights[place]])

@@ -2,7 +2,6 @@
 
 import copy
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ LOSSES = {"cross_entropy", "fused_linear_cross_entropy"}
 
 
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen3RMSNorm])
-def test_a_fused_norm_computes_the_same_forward_and_backward(kind: type[nn.Module]) -> None:
+def test_a_fused_norm_computes_the_same_forward_and_backward(kind):
     plain = kind(64, eps=1e-5)
     nn.init.normal_(plain.weight)
     model = nn.Sequential(copy.deepcopy(plain))
@@ -37,7 +36,7 @@ def test_a_fused_norm_computes_the_same_forward_and_backward(kind: type[nn.Modul
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_a_copy_of_a_fused_norm_has_its_own_weight() -> None:
+def test_a_copy_of_a_fused_norm_has_its_own_weight():
     model = nn.Sequential(LlamaRMSNorm(8))
     fuse_norms(model)
     second = copy.deepcopy(model)
@@ -46,14 +45,14 @@ def test_a_copy_of_a_fused_norm_has_its_own_weight() -> None:
     assert model(torch.ones(1, 8)).abs().sum() > 0
 
 
-def test_other_norms_are_not_replaced() -> None:
+def test_other_norms_are_not_replaced():
     model = nn.Sequential(GemmaRMSNorm(64), nn.LayerNorm(64))
     before = [module.forward for module in model]
     assert fuse_norms(model) == 0
     assert [module.forward for module in model] == before
 
 
-def test_weights_that_are_broken_or_of_another_shape_end_the_job(tmp_path: Path) -> None:
+def test_weights_that_are_broken_or_of_another_shape_end_the_job(tmp_path):
     make_model("llama").save_pretrained(tmp_path)
     config = TrainerConfig.model_validate(FIELDS | {"model": {"path": str(tmp_path)}})
     make_config("llama", num_key_value_heads=4).save_pretrained(tmp_path)
@@ -72,7 +71,7 @@ def replaced_by_liger(family: str, **fields: Any) -> dict[str, bool]:
     return asked
 
 
-def test_kernels_that_do_not_fit_a_model_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_kernels_that_do_not_fit_a_model_are_left_out(caplog):
     usual = {"rms_norm": False, "geglu": False}
     without = usual | {"swiglu": False}
     assert replaced_by_liger("llama") == usual
@@ -86,8 +85,8 @@ def test_kernels_that_do_not_fit_a_model_are_left_out(caplog: pytest.LogCaptureF
 
 
 def test_kernels_that_liger_fails_to_put_in_are_named_and_the_model_trains_without(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     def patch(model: Any, **_kernels: bool) -> None:
         model.model.layers[0].mlp.experts  # noqa: B018  # as Liger's, where it expects experts in every layer
 
@@ -97,7 +96,7 @@ def test_kernels_that_liger_fails_to_put_in_are_named_and_the_model_trains_witho
 
 
 @pytest.mark.parametrize("family", ["seed_oss", "starcoder2", "mixtral"])
-def test_training_has_no_noise_that_engines_do_not_have(family: str) -> None:
+def test_training_has_no_noise_that_engines_do_not_have(family):
     model = make_model(family, attention_dropout=0.5)
     for module in model.modules():
         if hasattr(module, "jitter_noise"):
@@ -110,7 +109,7 @@ def test_training_has_no_noise_that_engines_do_not_have(family: str) -> None:
     assert model.config.attention_dropout == 0.5
 
 
-def test_routers_choose_in_training_as_in_evaluation() -> None:
+def test_routers_choose_in_training_as_in_evaluation():
     model = make_model("phimoe")
     remove_noise(model)
     ids = torch.arange(20).unsqueeze(0)
@@ -119,7 +118,7 @@ def test_routers_choose_in_training_as_in_evaluation() -> None:
     assert torch.equal(copy.deepcopy(model).train()(ids).logits, expected)
 
 
-def test_what_takes_no_part_in_training_on_text_is_frozen_and_has_no_adapters(tmp_path: Path) -> None:
+def test_what_takes_no_part_in_training_on_text_is_frozen_and_has_no_adapters(tmp_path):
     make_model("gemma3", whole=True).save_pretrained(tmp_path)
     fields = FIELDS | {"model": {"path": str(tmp_path)}}
     model = load_model(TrainerConfig.model_validate(fields), torch.device("cpu"))

@@ -1,9 +1,6 @@
 """Modules that may have adapters, the weights that they merge to, and the memory that merging takes."""
 
-from __future__ import annotations
-
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import peft
@@ -67,7 +64,7 @@ def config(**fields: Any) -> LoraConfig:
         (gpt2, {}),
     ],
 )
-def test_merged_weights_compute_the_same_as_the_trained_model(make: Any, fields: dict[str, Any]) -> None:
+def test_merged_weights_compute_the_same_as_the_trained_model(make, fields):
     model, plain = make(), make()
     before = {name: parameter.clone() for name, parameter in plain.named_parameters()}
     adapters = Adapters(model, config(**fields), seed=1)
@@ -91,7 +88,7 @@ def test_merged_weights_compute_the_same_as_the_trained_model(make: Any, fields:
 
 
 @pytest.mark.parametrize("family", ["falcon_h1", "nemotron_h"])
-def test_all_linear_leaves_out_the_layers_that_fused_kernels_of_mamba_bypass(family: str) -> None:
+def test_all_linear_leaves_out_the_layers_that_fused_kernels_of_mamba_bypass(family):
     adapters = Adapters(model := make_model(family), config(), seed=1)
     adapted = {path.rpartition(".")[2] for path, module in model.named_modules() if isinstance(module, LoraLayer)}
     assert adapted >= {"in_proj", "q_proj", "o_proj", "down_proj"}
@@ -108,7 +105,7 @@ def test_all_linear_leaves_out_the_layers_that_fused_kernels_of_mamba_bypass(fam
 
 
 @pytest.mark.parametrize("family", [*STATEFUL, "llama4_text", "phimoe", "gemma3n_text"])
-def test_each_adapter_of_all_linear_takes_part(family: str) -> None:
+def test_each_adapter_of_all_linear_takes_part(family):
     """Some layers' weights are read past their modules, so past an adapter; some routers return more than a tensor."""
     Adapters(model := make_model(family), config(), seed=1)
     model(input_ids=IDS_BT, use_cache=False).logits.square().mean().backward()
@@ -120,7 +117,7 @@ def test_each_adapter_of_all_linear_takes_part(family: str) -> None:
     assert idle == set()
 
 
-def test_initial_values_depend_only_on_the_seed() -> None:
+def test_initial_values_depend_only_on_the_seed():
     def first(seed: int) -> list[torch.Tensor]:
         torch.rand(3)
         return [parameter.detach() for parameter in Adapters(llama(), config(), seed=seed).trained()]
@@ -132,7 +129,7 @@ def test_initial_values_depend_only_on_the_seed() -> None:
     assert not all(a.equal(b) for a, b in zip(once, first(2), strict=True))
 
 
-def test_training_begins_with_saved_adapters_which_must_be_of_the_model(tmp_path: Path) -> None:
+def test_training_begins_with_saved_adapters_which_must_be_of_the_model(tmp_path):
     """They keep their own r and modules."""
     before = peft.get_peft_model(llama(), peft.LoraConfig(r=5, lora_alpha=7, target_modules=["q_proj", "up_proj"]))
     train(before)
@@ -154,7 +151,7 @@ def test_training_begins_with_saved_adapters_which_must_be_of_the_model(tmp_path
     refused(llama(), "freezeVisionTower", excluded=("mlp",))
 
 
-def test_dropout_acts_only_in_training() -> None:
+def test_dropout_acts_only_in_training():
     adapters = Adapters(model := llama(), config(dropout=0.5), seed=1)
     train(model)
     plain = llama().eval()
@@ -165,7 +162,7 @@ def test_dropout_acts_only_in_training() -> None:
     torch.testing.assert_close(model(IDS_BT).logits, plain(IDS_BT).logits, atol=1e-5, rtol=1e-5)
 
 
-def test_both_output_layers_give_logprobs() -> None:
+def test_both_output_layers_give_logprobs():
     adapters = Adapters(model := llama(), config(modulesToSave=["lm_head"]), seed=1)
     train(model)
     head = LogprobHead(model, output_layers(model))
@@ -182,7 +179,7 @@ def test_both_output_layers_give_logprobs() -> None:
         check()
 
 
-def test_merging_allocates_at_most_two_weights_and_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_allocates_at_most_two_weights_and_a_slice(monkeypatch):
     monkeypatch.setattr(adapter_weights, "SLICE_ELEMENTS", 4096)
     adapters = Adapters(model := llama(hidden=256, layers=3, dtype=torch.bfloat16), config(), seed=1)
     train(model)
@@ -233,9 +230,7 @@ def test_merging_allocates_at_most_two_weights_and_a_slice(monkeypatch: pytest.M
         (False, {"modulesToSave": ["layers"]}, r"lora: peft refuses these settings: No modules were targeted"),
     ],
 )
-def test_a_module_that_cannot_be_trained_is_refused_with_alternatives(
-    tied: bool, fields: dict[str, Any], message: str
-) -> None:
+def test_a_module_that_cannot_be_trained_is_refused_with_alternatives(tied, fields, message):
     with pytest.raises(ValueError, match=message):
         Adapters(llama(tied=tied), config(**fields), seed=1)
 
@@ -252,12 +247,12 @@ def test_a_module_that_cannot_be_trained_is_refused_with_alternatives(
         ({"dropout": 1}, "less than 1"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(fields, message):
     with pytest.raises(ValidationError, match=message):
         config(**fields)
 
 
-def test_pushed_adapters_have_the_names_of_modules_and_a_scaled_b() -> None:
+def test_pushed_adapters_have_the_names_of_modules_and_a_scaled_b():
     model = llama()
     adapters = Adapters(model, LoraConfig(r=4, alpha=6, push="adapters"), seed=0)
     train(model)
@@ -279,7 +274,7 @@ def test_pushed_adapters_have_the_names_of_modules_and_a_scaled_b() -> None:
         ({"lora": {"push": "adapters"}, "generation": {}}, "needs generation.topology Server or NodeLocal"),
     ],
 )
-def test_adapters_that_engines_cannot_load_are_refused(section: dict[str, Any], message: str) -> None:
+def test_adapters_that_engines_cannot_load_are_refused(section, message):
     job = {
         "model": {"path": "/m"},
         "dataset": {"name": "d"},

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -67,7 +66,7 @@ def broken(log_probs):
 
 
 @pytest.fixture(autouse=True)
-def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def functions(tmp_path, monkeypatch):
     (tmp_path / "my_losses.py").write_text(FUNCTIONS)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "my_losses", raising=False)

@@ -1,8 +1,6 @@
 """Log-probabilities and gradients under penalties equal those from whole logits and the tokens before, counted one by
 one, by vLLM's formula (`apply_penalties` in vllm/model_executor/layers/utils.py)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

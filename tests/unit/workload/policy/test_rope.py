@@ -3,8 +3,6 @@
 That factors and scaling are vLLM's own is tested with it: tests/trainer/generation/test_colocate.py.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -68,7 +66,7 @@ def passes(model: Any, batches: list[list[Sample]]) -> tuple[list[Tensor], list[
 
 
 @pytest.mark.parametrize("family", [*LONG, "dynamic"])
-def test_neighbours_do_not_change_a_sequence(family: str, tmp_path: Path) -> None:
+def test_neighbours_do_not_change_a_sequence(family, tmp_path):
     fields = DYNAMIC if family == "dynamic" else LONG_ROPE
     samples = [sample(length) for length in LENGTHS]
     model = load(tmp_path, "llama" if family == "dynamic" else family, CONTEXT, **fields)
@@ -81,9 +79,7 @@ def test_neighbours_do_not_change_a_sequence(family: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("max_model_len", "kind"), [(SHORT, "short"), (SHORT + 1, "long")])
-def test_all_sequences_have_the_factors_of_the_longest_that_the_job_allows(
-    max_model_len: int, kind: str, tmp_path: Path
-) -> None:
+def test_all_sequences_have_the_factors_of_the_longest_that_the_job_allows(max_model_len, kind, tmp_path):
     """Also the scaling is vLLM's, which has its own names for it, and for which transformers' `factor` is none."""
     fields = LONG_ROPE["rope_parameters"] | {"short_mscale": 1.1, "long_mscale": 1.7, "factor": 2.0}
     model = load(tmp_path, "phi3", max_model_len, **LONG_ROPE | {"rope_parameters": fields})
@@ -106,9 +102,7 @@ def test_all_sequences_have_the_factors_of_the_longest_that_the_job_allows(
         ("llama", DYNAMIC, {"maxModelLen": CONTEXT + 1}, "maxModelLen: 257 .* 256 positions .*; up to 256 would work"),
     ],
 )
-def test_what_is_not_known_to_be_as_in_vllm_is_refused(
-    family: str, fields: dict[str, Any], generation: dict[str, Any], message: str
-) -> None:
+def test_what_is_not_known_to_be_as_in_vllm_is_refused(family, fields, generation, message):
     with pytest.raises(ConfigError, match=message):
         check_rope(make_config(family, **copy.deepcopy(fields)), config_with(**generation))
 
@@ -123,7 +117,5 @@ def test_what_is_not_known_to_be_as_in_vllm_is_refused(
         ("llama", DYNAMIC, {"maxModelLen": CONTEXT}),
     ],
 )
-def test_what_those_refusals_advise_is_accepted(
-    family: str, fields: dict[str, Any], generation: dict[str, Any]
-) -> None:
+def test_what_those_refusals_advise_is_accepted(family, fields, generation):
     check_rope(make_config(family, **copy.deepcopy(fields)), config_with(**generation))

@@ -1,7 +1,5 @@
 """Replayed routers choose the experts that they are told, in each family, packed or not, and in recomputation, too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +61,7 @@ def with_experts(sample: Sample, experts: Any) -> Sample:
 
 
 @pytest.mark.parametrize("family", PACKED)
-def test_a_token_goes_through_its_experts_alone_also_when_recomputed(family: str) -> None:
+def test_a_token_goes_through_its_experts_alone_also_when_recomputed(family):
     model, head = make_head(family)
     model.train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -81,7 +79,7 @@ def test_a_token_goes_through_its_experts_alone_also_when_recomputed(family: str
 
 
 @pytest.mark.parametrize("family", PACKED)
-def test_packed_sequences_have_the_values_of_each_alone(family: str) -> None:
+def test_packed_sequences_have_the_values_of_each_alone(family):
     model, head = make_head(family)
     samples = make_samples((3, 9), (5, 1), (1, 6))
     samples[1] = with_experts(samples[1], None)  # its routers choose
@@ -109,7 +107,7 @@ def written_out(family: str, logits_NE: Tensor, chosen_NX: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "granitemoe", "deepseek_v3"])
-def test_weights_of_told_experts_are_those_of_the_routers_own_logits(family: str) -> None:
+def test_weights_of_told_experts_are_those_of_the_routers_own_logits(family):
     model = make_model(family)
     order = -1 if family == "granitemoe" else 1  # it returns the experts first
     replay, (name, router) = RouterReplay(model), list(find_routers(model).items())[-1]
@@ -125,7 +123,7 @@ def test_weights_of_told_experts_are_those_of_the_routers_own_logits(family: str
     assert indices_NX[4].tolist() == own_NX[4].tolist()
 
 
-def test_the_reference_chooses_by_itself() -> None:
+def test_the_reference_chooses_by_itself():
     model, head = make_head("qwen3_moe")
     (sample,) = make_samples((3, 9))
     own = Reference(model, head).logprobs(micro_batch([sample]), 1.0)
@@ -133,7 +131,7 @@ def test_the_reference_chooses_by_itself() -> None:
 
 
 @pytest.mark.parametrize("family", PACKED)
-def test_the_trial_at_the_start_accepts_it(family: str) -> None:
+def test_the_trial_at_the_start_accepts_it(family):
     model, head = make_head(family)
     policy = stand_in_policy(model, head)
     try_policy(policy, CONFIG)
@@ -144,7 +142,7 @@ CONFIG = TrainerConfig.model_validate(
 )
 
 
-def test_the_trial_refuses_a_router_that_chooses_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trial_refuses_a_router_that_chooses_otherwise(monkeypatch):
     model, _ = make_head("mixtral")
     router = type(next(iter(find_routers(model).values())))
 
@@ -168,12 +166,12 @@ def test_the_trial_refuses_a_router_that_chooses_otherwise(monkeypatch: pytest.M
         ("afmoe", "AfmoeSparseMoeBlock has no router"),
     ],
 )
-def test_models_whose_routers_cannot_be_replayed_are_refused(family: str, why: str) -> None:
+def test_models_whose_routers_cannot_be_replayed_are_refused(family, why):
     with pytest.raises(ConfigError, match=f"training.routerReplay: {why}"):
         find_routers(make_model(family))
 
 
-def test_a_family_that_sorts_its_experts_otherwise_is_refused_at_the_start() -> None:
+def test_a_family_that_sorts_its_experts_otherwise_is_refused_at_the_start():
     model, head = make_head("phimoe")
     policy = stand_in_policy(model, head)
     with pytest.raises(ConfigError, match=r"routerReplay: PhimoeTopKRouter does not choose its experts by torch.topk"):
@@ -188,7 +186,7 @@ def test_a_family_that_sorts_its_experts_otherwise_is_refused_at_the_start() -> 
         (np.zeros((8, 2, 2), np.uint8), "does not tell which ones it chose"),
     ],
 )
-def test_experts_that_vllm_does_not_tell_are_noticed(routed: Any, why: str) -> None:
+def test_experts_that_vllm_does_not_tell_are_noticed(routed, why):
     (sample,) = make_samples((3, 6))
     check_routed(sample.prompt, sample.completion)
     with pytest.raises(ConfigError, match=why):

@@ -1,8 +1,5 @@
 """MLPs in tiles have the outputs and gradients of whole ones, and compute each token as often."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import peft
@@ -19,7 +16,7 @@ TOKENS = 33
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small(monkeypatch):
     monkeypatch.setattr(tiles, "TILE", 7)
     monkeypatch.setattr(activation_offload, "MIN_BYTES", 1)
     return
@@ -70,21 +67,21 @@ def compare(model: Any, **options: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "deepseek_v3", "nemotron"])
 @pytest.mark.parametrize("offloads", [False, True])
-def test_gradients_are_the_same_and_each_tile_is_computed_twice(family: str, offloads: bool) -> None:
+def test_gradients_are_the_same_and_each_tile_is_computed_twice(family, offloads):
     whole, tiled = compare(made(family), offloads=offloads)
     assert whole == tiled == 2 * TOKENS
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen2_moe"])
-def test_what_needs_the_output_of_the_mlp_has_it_computed_once_more(family: str) -> None:
+def test_what_needs_the_output_of_the_mlp_has_it_computed_once_more(family):
     assert compare(made(family)) == (2 * TOKENS, 3 * TOKENS)  # a norm, and a gate
 
 
-def test_adapters_train_in_tiles() -> None:
+def test_adapters_train_in_tiles():
     assert compare(made("llama", lora=0.0)) == (2 * TOKENS, 2 * TOKENS)
 
 
-def test_dropout_of_adapters_is_the_same_when_a_tile_is_computed_again() -> None:
+def test_dropout_of_adapters_is_the_same_when_a_tile_is_computed_again():
     model = made("llama", lora=0.5)
     tiles.turn(model, on=True)
     first = next(tiles.wrapped(model))
@@ -96,7 +93,7 @@ def test_dropout_of_adapters_is_the_same_when_a_tile_is_computed_again() -> None
     assert any((one == 0).any() for one in forward)
 
 
-def test_short_micro_batches_and_passes_without_gradients_do_as_they_did() -> None:
+def test_short_micro_batches_and_passes_without_gradients_do_as_they_did():
     model, ids = made("llama"), torch.arange(3, 3 + TOKENS).unsqueeze(0)
     with torch.no_grad():
         tiles.turn(model, on=False)
@@ -108,7 +105,7 @@ def test_short_micro_batches_and_passes_without_gradients_do_as_they_did() -> No
     assert torch.equal(short, model(input_ids=ids[:, :7], use_cache=False).logits)
 
 
-def test_experts_their_routers_and_vision_towers_stay_as_they_are() -> None:
+def test_experts_their_routers_and_vision_towers_stay_as_they_are():
     expected = {
         "mixtral": [],
         "qwen3_moe": [],

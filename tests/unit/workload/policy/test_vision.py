@@ -1,7 +1,5 @@
 """Vision-language models compute over packed sequences what transformers computes for each one alone, in float32."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from types import SimpleNamespace
@@ -85,13 +83,13 @@ def alone(model: Any, sample: Sample) -> Tensor:
     return logits.log_softmax(-1).gather(1, torch.tensor(completion).unsqueeze(1)).squeeze(1)
 
 
-def test_all_families_are_compared() -> None:
+def test_all_families_are_compared():
     assert set(FAMILIES) == set(VISION_FAMILIES)
 
 
 @pytest.mark.parametrize("implementation", [attention.VARLEN, "sdpa", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probabilities_and_gradients_are_those_of_transformers(family: str, implementation: str) -> None:
+def test_log_probabilities_and_gradients_are_those_of_transformers(family, implementation):
     plain, packed = make_sharp_model(family, "eager").eval(), make_sharp_model(family, implementation).train()
     vision.adapt(packed)
     packed.gradient_checkpointing_enable({"use_reentrant": False})
@@ -119,7 +117,7 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(family: str, 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_images_change_what_follows_them_and_halves_keep_theirs(family: str) -> None:
+def test_images_change_what_follows_them_and_halves_keep_theirs(family):
     model = make_sharp_model(family, attention.VARLEN)
     vision.adapt(model)
     head, batch = LogprobHead(model), micro_batch(with_groups(family))
@@ -127,7 +125,6 @@ def test_images_change_what_follows_them_and_halves_keep_theirs(family: str) -> 
     parts = torch.cat([head.per_token(model, half, 1.0).logprobs_BT for half in batch.halves()])
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
     one = samples(family)[1]
-    assert one.prompt.images is not None
     darker = {"pixel_values": one.prompt.images.inputs["pixel_values"] - np.float32(1)}
     images = replace(one.prompt.images, inputs=one.prompt.images.inputs | darker)
     other = micro_batch([replace(one, prompt=replace(one.prompt, images=images))])
@@ -136,7 +133,7 @@ def test_images_change_what_follows_them_and_halves_keep_theirs(family: str) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_micro_batch_without_images_gives_the_tower_gradients_of_0(family: str) -> None:
+def test_a_micro_batch_without_images_gives_the_tower_gradients_of_0(family):
     """Ranks reduce the gradients of the same parameters, whatever prompts they have."""
     model = make_sharp_model(family, attention.VARLEN)
     vision.adapt(model)
@@ -151,7 +148,7 @@ def test_a_micro_batch_without_images_gives_the_tower_gradients_of_0(family: str
     assert not any(gradients[name].any() for name in own if gradients[name] is not None)
 
 
-def test_a_frozen_tower_is_not_trained_and_other_models_have_none() -> None:
+def test_a_frozen_tower_is_not_trained_and_other_models_have_none():
     model = make_vision_model("internvl")
     vision.freeze(model)
     trained = {name.split(".")[1] for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -162,7 +159,7 @@ def test_a_frozen_tower_is_not_trained_and_other_models_have_none() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("is_frozen", [True, False])
-def test_a_frozen_tower_gets_no_adapters_and_engines_have_none_for_it(family: str, is_frozen: bool) -> None:
+def test_a_frozen_tower_gets_no_adapters_and_engines_have_none_for_it(family, is_frozen):
     model = make_vision_model(family)
     names = list(vision.tower(model))
     Adapters(model, LoraConfig(), seed=0, excluded=names if is_frozen else [])
@@ -178,7 +175,7 @@ def test_a_frozen_tower_gets_no_adapters_and_engines_have_none_for_it(family: st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_trial_at_the_start_accepts_it(family: str) -> None:
+def test_the_trial_at_the_start_accepts_it(family):
     model = make_sharp_model(family, attention.VARLEN).to(torch.bfloat16)
     vision.adapt(model)
     policy = stand_in_policy(model)

@@ -1,7 +1,5 @@
 """Weight decay spares what transformers' `Trainer` spares, in every family, and is that of AdamW with two groups."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import pytest
@@ -14,7 +12,7 @@ from support.families import FAMILIES, MASKED, STATEFUL, make_model
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *STATEFUL, *MASKED])
-def test_the_same_parameters_are_spared_as_by_transformers(family: str) -> None:
+def test_the_same_parameters_are_spared_as_by_transformers(family):
     model = make_model(family)
     trained = dict(model.named_parameters())
     expected = set(Trainer.get_decay_parameter_names(None, model)) & trained.keys()
@@ -22,14 +20,14 @@ def test_the_same_parameters_are_spared_as_by_transformers(family: str) -> None:
     assert set() < expected <= trained.keys()  # OLMo's norms have no weights, so that all decay
 
 
-def test_adapters_decay_but_what_is_frozen_and_saved_norms_do_not() -> None:
+def test_adapters_decay_but_what_is_frozen_and_saved_norms_do_not():
     model = get_peft_model(make_model("llama"), LoraConfig(modules_to_save=["norm"]))
     names = set(decaying(model))
     assert names
     assert all("lora_" in name for name in names)
 
 
-def test_weights_are_bit_for_bit_those_of_adamw_with_two_groups() -> None:
+def test_weights_are_bit_for_bit_those_of_adamw_with_two_groups():
     ours = make_model("starcoder2").eval()  # with biases, and norms that only their class shows
     theirs = deepcopy(ours)
     adam = torch.optim.AdamW(ours.parameters(), lr=0.1, weight_decay=0.0)

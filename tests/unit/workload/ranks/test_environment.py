@@ -32,7 +32,7 @@ def test_segments_expand_unless_ranks_share_an_engine(generation, is_expandable,
     assert environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:512", "what the user sets stays"
 
 
-def test_deepspeed_asks_for_muon_without_loading_torchs_compiler() -> None:
+def test_deepspeed_asks_for_muon_without_loading_torchs_compiler():
     code = """
 import sys
 from grpo_workload.ranks import environment

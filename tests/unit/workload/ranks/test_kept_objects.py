@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,12 +16,12 @@ class Knot:
 
 
 @pytest.fixture(autouse=True)
-def _thaws() -> Iterator[None]:
+def _thaws():
     yield
     gc.unfreeze()
 
 
-def test_nothing_is_collected_meanwhile_and_all_that_is_there_is_kept() -> None:
+def test_nothing_is_collected_meanwhile_and_all_that_is_there_is_kept():
     with kept_objects():
         assert not gc.isenabled()
         kept = weakref.ref(Knot())
@@ -31,7 +30,7 @@ def test_nothing_is_collected_meanwhile_and_all_that_is_there_is_kept() -> None:
     assert kept() is not None
 
 
-def test_later_garbage_is_collected_and_an_error_leaves_the_collector_on() -> None:
+def test_later_garbage_is_collected_and_an_error_leaves_the_collector_on():
     with pytest.raises(KeyError), kept_objects():
         raise KeyError
     assert gc.isenabled()

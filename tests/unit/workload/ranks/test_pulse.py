@@ -1,6 +1,5 @@
 """Ranks wait for a late one as long as it gets on, and name one that is silent."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,12 +10,12 @@ from grpo_workload.ranks.pulse import BEATS, Pulse
 
 
 @pytest.fixture
-def server() -> Any:
+def server():
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 @pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
+def pool():
     with ThreadPoolExecutor(4) as threads:
         yield threads
 
@@ -29,7 +28,7 @@ def make_ranks(server: Any, count: int, limit: float, **arguments: Any) -> list[
     ]
 
 
-def test_ranks_wait_longer_than_the_limit_for_one_that_gets_on(server: Any, pool: ThreadPoolExecutor) -> None:
+def test_ranks_wait_longer_than_the_limit_for_one_that_gets_on(server, pool):
     beats: list[None] = []
     ranks = make_ranks(server, 3, 2, on_beat=lambda: beats.append(None))
     for enough in (BEATS + 5, BEATS + 6):
@@ -45,7 +44,7 @@ def test_ranks_wait_longer_than_the_limit_for_one_that_gets_on(server: Any, pool
             one.result(10)
 
 
-def test_a_silent_rank_is_named_by_those_that_wait(server: Any, pool: ThreadPoolExecutor) -> None:
+def test_a_silent_rank_is_named_by_those_that_wait(server, pool):
     ranks = make_ranks(server, 3, 0.2)
     waiting = [pool.submit(rank.meet) for rank in ranks[:2]]
     for one in waiting:
@@ -53,7 +52,7 @@ def test_a_silent_rank_is_named_by_those_that_wait(server: Any, pool: ThreadPool
             one.result(20)
 
 
-def test_a_rank_alone_waits_for_nobody(server: Any) -> None:
+def test_a_rank_alone_waits_for_nobody(server):
     (alone,) = make_ranks(server, 1, 1)
     alone.meet()
     alone.meet()

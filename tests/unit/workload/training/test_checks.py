@@ -1,7 +1,5 @@
 """Checks that only ranks can make: all of them read the same rows, and another run's checkpoint leaves steps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from grpo_workload.training.checks import check_rows, check_steps_left
 from support.control_plane.jobs import world
 
 
-def test_ranks_that_find_other_rows_are_named_with_their_pods() -> None:
+def test_ranks_that_find_other_rows_are_named_with_their_pods():
     groups = [{"name": "a", "gpus": 2}, {"name": "b", "replicas": 2, "gpus": 1}]
     contract = make_contract(*world(trainer={"groups": groups}), 0)
     same = DataOrigin(source="/data/rows.jsonl", commit=None, rows=2, fingerprint="a,b")
@@ -34,7 +32,7 @@ def test_ranks_that_find_other_rows_are_named_with_their_pods() -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_checkpoint_after_which_no_step_is_left_is_refused_unless_it_is_the_jobs_own(step: int, is_own: bool) -> None:
+def test_a_checkpoint_after_which_no_step_is_left_is_refused_unless_it_is_the_jobs_own(step, is_own):
     state = SavedState(step=step, weight_version=step, num_tokens=0, world_size=1, zero_stage=2)
     source = Source(checkpoint=Path(), state=state, folder=Path(), is_universal=False, is_own=is_own)
     if is_own or step < 2:

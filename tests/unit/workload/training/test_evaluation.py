@@ -1,7 +1,5 @@
 """When an evaluation is due, which problems it has, and what its metrics are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -47,7 +45,7 @@ def run(config: TrainerConfig, *, start: int = 0, past: dict[int, Any] | None = 
     return [step for step in done if step not in (past or {})]
 
 
-def test_it_is_due_at_the_start_every_so_many_steps_and_at_the_end() -> None:
+def test_it_is_due_at_the_start_every_so_many_steps_and_at_the_end():
     assert run(make_config(max_steps=25)) == [0, 10, 20, 25]
     assert run(make_config({"atStart": False}, max_steps=20)) == [10, 20]
     assert run(make_config(max_steps=26, stepsPerGeneration=4)) == [0, 12, 20, 26], (
@@ -55,7 +53,7 @@ def test_it_is_due_at_the_start_every_so_many_steps_and_at_the_end() -> None:
     )
 
 
-def test_a_run_that_goes_on_makes_what_a_stop_left_out_and_nothing_twice() -> None:
+def test_a_run_that_goes_on_makes_what_a_stop_left_out_and_nothing_twice():
     config = make_config(max_steps=25)
     assert run(config, start=10, past={0: {}}) == [10, 20, 25]
     assert run(config, start=10, past={0: {}, 10: {}}) == [20, 25]
@@ -65,7 +63,7 @@ def test_a_run_that_goes_on_makes_what_a_stop_left_out_and_nothing_twice() -> No
     assert run(make_config({"atStart": False}, max_steps=25), start=10) == [10, 20, 25]
 
 
-def test_ranks_share_the_same_problems_and_none_of_them_is_trained_on() -> None:
+def test_ranks_share_the_same_problems_and_none_of_them_is_trained_on():
     config = make_config({"maxPrompts": 7})
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = None
@@ -73,7 +71,6 @@ def test_ranks_share_the_same_problems_and_none_of_them_is_trained_on() -> None:
         load_evaluation(config, tokenizer, [], {}, rank=rank, world_size=size)
         for size, rank in [(1, 0), (9, 0), *((2, rank) for rank in range(2))]
     ]
-    assert whole is not None
     assert len(parts[0].prompts) == 1
     assert [prompt for part in parts[1:] for prompt in part.prompts] == whole.prompts
     assert len({prompt.index for prompt in whole.prompts}) == len({prompt.seed for prompt in whole.prompts}) == 7
@@ -82,22 +79,21 @@ def test_ranks_share_the_same_problems_and_none_of_them_is_trained_on() -> None:
     assert whole.prompts[0].seed == load_prompts(config.dataset, tokenizer, seed=SEED).batch(0, 1)[0].seed
 
 
-def test_problems_show_the_tools() -> None:
+def test_problems_show_the_tools():
     tokenizer, schema = make_tiny_tokenizer(), {"type": "function", "function": {"name": "add", "parameters": {}}}
     tokenizer.chat_template = TOOL_TEMPLATE
     tools = ToolSchemas(tools=[schema])
     evaluation = load_evaluation(make_config({"maxPrompts": 1}), tokenizer, [], {}, rank=0, world_size=1, tools=tools)
-    assert evaluation is not None
     assert '"name": "add"' in tokenizer.decode(evaluation.prompts[0].token_ids)
 
 
-def test_rewards_of_the_job_unless_it_has_its_own() -> None:
+def test_rewards_of_the_job_unless_it_has_its_own():
     own = {"rewards": [{"name": "ended", "stopped": {}}]}
     assert [one.name for one in make_config().evaluation_rewards] == ["right"]
     assert [one.name for one in make_config(own).evaluation_rewards] == ["ended"]
 
 
-def test_metrics_of_an_evaluation() -> None:
+def test_metrics_of_an_evaluation():
     table = tabulate({"a": 1.0, "b": 0.5}, [[1.0, 0.0, 0.0, 0.0], [None, 1.0, None, None]])
     metrics = summarise_evaluation(
         table, num_generations=2, completion_lengths=[1, 2, 3, 4], truncated=[False, False, False, True]
@@ -130,12 +126,12 @@ def test_metrics_of_an_evaluation() -> None:
         ({"temperature": 0, "numGenerations": 4}, "needs evaluation.numGenerations 1"),
     ],
 )
-def test_what_cannot_be_sampled_is_refused(change: dict[str, Any], complaint: str) -> None:
+def test_what_cannot_be_sampled_is_refused(change, complaint):
     with pytest.raises(ValidationError, match=complaint):
         EvaluationConfig.model_validate({"dataset": GYM, "everySteps": 1} | change)
 
 
-def test_rows_that_are_trained_on_are_refused() -> None:
+def test_rows_that_are_trained_on_are_refused():
     base = make_config().model_dump(mode="json", by_alias=True, exclude_none=True)
     for other, is_same in [({}, True), ({"split": "test"}, False), ({"promptTemplate": "{prompt}!"}, True)]:
         changed = base | {

@@ -1,7 +1,5 @@
 """A rollout counts own tokens alone, leaves lost episodes out, and ends where too many are lost."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -60,7 +58,6 @@ def forked() -> Completion:
     """Return an episode that goes on from another history: one more own token, behind two that are read."""
     fork = Fork(prompt_ids=(1, 2), token_ids=(4, 5, 8), logprobs=(0.0, 0.0, -1.0), context=((0, 2),))
     one = acted()
-    assert one.episode is not None
     return replace(one, episode=replace(one.episode, forks=(fork,)))
 
 
@@ -88,7 +85,7 @@ def rolled(folder: Path, generator: Acting, share: float = 1.0, known: Any = (),
         run.journal.close()
 
 
-def test_facts_are_of_own_tokens_and_lost_episodes_have_no_advantage(tmp_path: Path) -> None:
+def test_facts_are_of_own_tokens_and_lost_episodes_have_no_advantage(tmp_path):
     generation = rolled(tmp_path, Acting(first_lost), num_generations=3)
     (rollout,) = generation.rollouts.values()
     (facts,) = rollout.facts
@@ -105,7 +102,7 @@ def test_facts_are_of_own_tokens_and_lost_episodes_have_no_advantage(tmp_path: P
     assert all(sample.completion.episode.state is None for sample in rollout.samples if sample.completion.episode)
 
 
-def test_a_restart_uses_the_episodes_of_the_journal_and_their_lost_ones_again(tmp_path: Path) -> None:
+def test_a_restart_uses_the_episodes_of_the_journal_and_their_lost_ones_again(tmp_path):
     (first,) = rolled(tmp_path, Acting(first_lost)).rollouts.values()
     _, known = begin_branch(tmp_path, attempt=1, step=0)
     (again,) = rolled(tmp_path, generator := Acting(first_lost), known=known).rollouts.values()
@@ -115,7 +112,7 @@ def test_a_restart_uses_the_episodes_of_the_journal_and_their_lost_ones_again(tm
     assert again.facts[0][1:] == first.facts[0][1:]
 
 
-def test_an_episode_that_forked_counts_once_and_a_restart_uses_all_its_sequences(tmp_path: Path) -> None:
+def test_an_episode_that_forked_counts_once_and_a_restart_uses_all_its_sequences(tmp_path):
     def first_forked(prompt: Prompt, number: int) -> Completion:
         return forked() if number == 0 else acted()
 
@@ -129,18 +126,17 @@ def test_an_episode_that_forked_counts_once_and_a_restart_uses_all_its_sequences
     (again,) = rolled(tmp_path, generator, known=known, num_generations=3).rollouts.values()
     assert generator.asked == []
     assert (again.samples, again.facts) == (first.samples, first.facts)
-    assert again.samples[0].completion.episode is not None
     assert len(again.samples[0].completion.episode.forks) == 1
 
 
-def test_too_many_lost_episodes_end_the_attempt_and_are_not_journalled(tmp_path: Path) -> None:
+def test_too_many_lost_episodes_end_the_attempt_and_are_not_journalled(tmp_path):
     with pytest.raises(EnvironmentFailedError, match=r"1 of 4 episodes.*\(1 process\).*0\.2; .*exit code 3\. Look"):
         rolled(tmp_path, Acting(first_lost), share=0.2)
     assert begin_branch(tmp_path, attempt=1, step=0)[1] == []
     rolled(tmp_path / "other", Acting(first_lost), share=0.25)
 
 
-def test_a_group_that_is_lost_as_a_whole_teaches_nothing_and_is_replaced(tmp_path: Path) -> None:
+def test_a_group_that_is_lost_as_a_whole_teaches_nothing_and_is_replaced(tmp_path):
     class Further:
         def take(self, step: int) -> list[Prompt]:
             return [Prompt(index=place, text="", token_ids=(place,)) for place in range(2)]
@@ -168,7 +164,7 @@ def test_a_group_that_is_lost_as_a_whole_teaches_nothing_and_is_replaced(tmp_pat
     assert 0 not in {sample.prompt.index for sample in rollout.samples}
 
 
-def test_the_kl_penalty_is_of_own_tokens_and_unknown_for_lost_episodes() -> None:
+def test_the_kl_penalty_is_of_own_tokens_and_unknown_for_lost_episodes():
     class Counting:
         group = None
 
@@ -183,11 +179,10 @@ def test_the_kl_penalty_is_of_own_tokens_and_unknown_for_lost_episodes() -> None
     assert found == pytest.approx([math.nan, 3, 1, math.nan, 3 + 1], nan_ok=True)
 
 
-def test_all_ranks_together_have_a_share() -> None:
+def test_all_ranks_together_have_a_share():
     ranks = [Losses(count=8, causes=Counter(timeout=1)), Losses(count=2, causes=Counter(process=2), last="gone")]
     assert too_many(ranks, 0.3) is None
     complaint = too_many(ranks, 0.29)
-    assert complaint is not None
     assert "3 of 10 episodes" in complaint
     assert "(2 process, 1 timeout)" in complaint
     assert "gone" in complaint

@@ -1,7 +1,5 @@
 """A model is described by its configuration alone, and refused before weights are loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +65,12 @@ def settings_of(family: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", [*FAMILIES, *STATEFUL, *MASKED])
 @pytest.mark.parametrize("lora", [{}, {"lora": {}}], ids=["all", "lora"])
-def test_families_work_without_their_weights(family: str, lora: dict[str, Any], tmp_path: Path) -> None:
+def test_families_work_without_their_weights(family, lora, tmp_path):
     check(tmp_path, make_config(family), **settings_of(family), **lora)
 
 
 @pytest.mark.parametrize("lora", [{}, {"lora": {}}], ids=["all", "lora"])
-def test_routers_are_found_before_anything_starts(lora: dict[str, Any], tmp_path: Path) -> None:
+def test_routers_are_found_before_anything_starts(lora, tmp_path):
     replay = {"training": {"routerReplay": True}}
     check(tmp_path, make_config("qwen3_moe"), **replay, **lora)
     with pytest.raises(ConfigError, match=r"training.routerReplay: LlamaForCausalLM is no mixture of experts"):
@@ -80,7 +78,7 @@ def test_routers_are_found_before_anything_starts(lora: dict[str, Any], tmp_path
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gemma3_text", "deepseek_v3", "granitemoe"])
-def test_the_empty_model_has_the_checkpoint_names_and_shapes_of_the_loaded_one(family: str, tmp_path: Path) -> None:
+def test_the_empty_model_has_the_checkpoint_names_and_shapes_of_the_loaded_one(family, tmp_path):
     make_model(family).to(torch.bfloat16).save_pretrained(tmp_path)
     config = make_contract(tmp_path).config
     loaded, empty = load_model(config, torch.device("cpu")), empty_model(config)
@@ -135,18 +133,16 @@ def test_the_empty_model_has_the_checkpoint_names_and_shapes_of_the_loaded_one(f
         ),
     ],
 )
-def test_what_cannot_be_trained_is_refused(
-    config: PreTrainedConfig, settings: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_trained_is_refused(config, settings, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         check(tmp_path, config, **settings)
 
 
-def test_what_vllm_cannot_take_works_without_vllm(tmp_path: Path) -> None:
+def test_what_vllm_cannot_take_works_without_vllm(tmp_path):
     check(tmp_path, make_config("gpt_oss"), generation={"engine": "Transformers", "tensorParallel": 64})
 
 
-def test_saved_adapters_must_be_of_the_model(tmp_path: Path) -> None:
+def test_saved_adapters_must_be_of_the_model(tmp_path):
     model = peft.get_peft_model(AutoModelForCausalLM.from_config(LLAMA), LoraConfig(target_modules=["q_proj"]))
     model.save_pretrained(str(tmp_path / "adapters"))
     section = {"lora": {"path": str(tmp_path / "adapters")}}
@@ -155,7 +151,7 @@ def test_saved_adapters_must_be_of_the_model(tmp_path: Path) -> None:
         check(tmp_path / "wider", LlamaConfig(**SIZES | {"hidden_size": 256}), **section)
 
 
-def test_files_that_are_no_model_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_model_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"model.path: there is no folder .*/none in the container; is its volume"):
         refuse_unfit(Subject(make_contract(tmp_path / "none")), logs=False)
     with pytest.raises(ConfigError, match=r"model.path: cannot load .*: Unrecognized model"):
@@ -178,7 +174,7 @@ def found_in(contract: Contract, *, is_example: bool = False) -> dict[str, Findi
     return {one.aspect: one for one in answers({"job": contract}, None, are_examples=is_example)["job"]}
 
 
-def test_all_aspects_of_a_model_that_works(tmp_path: Path) -> None:
+def test_all_aspects_of_a_model_that_works(tmp_path):
     folder = make_tiny_model(tmp_path / "model", heads=4)
     found = found_in(make_contract(folder, lora={"targetModules": ["q_proj", "v_proj"]}))
     assert {one.verdict for one in found.values()} == {"works"}
@@ -196,7 +192,7 @@ def test_all_aspects_of_a_model_that_works(tmp_path: Path) -> None:
     assert "under ZeRO-2 each of 2 GPUs holds 0.0 GiB of weights" in texts["memory"]
 
 
-def test_a_job_that_cannot_fit_is_refused_with_what_would(tmp_path: Path) -> None:
+def test_a_job_that_cannot_fit_is_refused_with_what_would(tmp_path):
     make_config("llama").save_pretrained(tmp_path)
     large = make_contract(tmp_path, generation={"kvCacheMemory": "100Gi", "maxModelLen": 64})
     with pytest.raises(ConfigError, match=r"rank 0 \(p\) needs .* 100.0 GiB of KV cache.* generation.kvCacheMemory: "):
@@ -205,9 +201,7 @@ def test_a_job_that_cannot_fit_is_refused_with_what_would(tmp_path: Path) -> Non
     assert "rank 0 (p) is planned to need" in memory(Subject(fits, 80 * 2**30))
 
 
-def test_a_start_makes_one_model_for_its_check_and_one_for_its_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_makes_one_model_for_its_check_and_one_for_its_plan(tmp_path, monkeypatch):
     made: list[Any] = []
 
     def count(config: Any) -> Any:
@@ -225,13 +219,13 @@ def test_a_start_makes_one_model_for_its_check_and_one_for_its_plan(
     assert len(made) == 2
 
 
-def test_parameters_are_those_without_adapters_whatever_is_asked_first(tmp_path: Path) -> None:
+def test_parameters_are_those_without_adapters_whatever_is_asked_first(tmp_path):
     make_config("llama").save_pretrained(tmp_path)
     plain = Subject(make_contract(tmp_path)).num_parameters
     assert Subject(make_contract(tmp_path, lora={})).num_parameters == plain
 
 
-def test_weights_in_4_bits_are_counted_as_what_they_take(tmp_path: Path) -> None:
+def test_weights_in_4_bits_are_counted_as_what_they_take(tmp_path):
     make_config("llama", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16).save_pretrained(tmp_path)
     without_vllm = {"engine": "Transformers"}
     plain = found_in(make_contract(tmp_path, lora={}, generation=without_vllm))
@@ -245,7 +239,7 @@ def test_weights_in_4_bits_are_counted_as_what_they_take(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("family", VISION)
-def test_a_vision_family_works_without_its_weights(family: str, tmp_path: Path) -> None:
+def test_a_vision_family_works_without_its_weights(family, tmp_path):
     folder, without_vllm = make_tiny_vision(tmp_path, family), {"engine": "Transformers"}
     found = found_in(make_contract(folder, {"freezeVisionTower": True}, generation=without_vllm, lora={}))
     assert {aspect for aspect, one in found.items() if one.verdict != "works"} == set()
@@ -259,7 +253,7 @@ def test_a_vision_family_works_without_its_weights(family: str, tmp_path: Path) 
         refuse_unfit(Subject(make_contract(folder, **to_servers)), logs=False)
 
 
-def test_calls_are_looked_at_in_jobs_with_tools_alone(tmp_path: Path) -> None:
+def test_calls_are_looked_at_in_jobs_with_tools_alone(tmp_path):
     folder, tools = make_tiny_model(tmp_path), {"tools": [{"function": "m:multiply"}]}
     assert "calls" not in found_in(make_contract(folder))
     finding = found_in(make_contract(folder, **tools))["calls"]
@@ -282,12 +276,12 @@ def test_calls_are_looked_at_in_jobs_with_tools_alone(tmp_path: Path) -> None:
     assert finding.text.startswith("generation.toolCallParser: vLLM has no parser 'hermse'; it has ")
 
 
-def test_the_class_of_an_engine_that_transformers_builds_is_named(tmp_path: Path) -> None:
+def test_the_class_of_an_engine_that_transformers_builds_is_named(tmp_path):
     AutoModelForCausalLM.from_config(make_config("olmo2")).save_pretrained(tmp_path)
     assert found_in(make_contract(tmp_path))["engine"].text.endswith("runs transformers' Olmo2ForCausalLM")
 
 
-def test_an_example_takes_the_attention_and_the_micro_batches_that_the_model_needs(tmp_path: Path) -> None:
+def test_an_example_takes_the_attention_and_the_micro_batches_that_the_model_needs(tmp_path):
     make_config("deepseek_v32").save_pretrained(tmp_path)
     needed = "model.attention eager, one sequence for each micro-batch (training.perDeviceTrainBatchSize: 1)"
     without_vllm = {"engine": "Transformers"}  # vLLM would import its class, which takes seconds
@@ -297,7 +291,7 @@ def test_an_example_takes_the_attention_and_the_micro_batches_that_the_model_nee
     assert found_in(make_contract(tmp_path, generation=without_vllm))["attention"].verdict == "refused"
 
 
-def test_an_example_takes_the_length_at_which_rope_is_as_in_training(tmp_path: Path) -> None:
+def test_an_example_takes_the_length_at_which_rope_is_as_in_training(tmp_path):
     make_config("phi3", **LONG_ROPE).save_pretrained(tmp_path)
     without_vllm = {"engine": "Transformers"}
     found = found_in(make_contract(tmp_path, generation=without_vllm), is_example=True)
@@ -306,7 +300,7 @@ def test_an_example_takes_the_length_at_which_rope_is_as_in_training(tmp_path: P
     assert found_in(make_contract(tmp_path, generation=without_vllm))["rope"].verdict == "refused"
 
 
-def test_one_cause_is_said_once(tmp_path: Path) -> None:
+def test_one_cause_is_said_once(tmp_path):
     found_first = answers({"one": make_contract(tmp_path), "two": make_contract(tmp_path)}, None, are_examples=True)
     assert [(name, *(one.aspect for one in findings)) for name, findings in found_first.items()] == [("one", "files")]
     LLAMA.save_pretrained(tmp_path)
@@ -315,7 +309,7 @@ def test_one_cause_is_said_once(tmp_path: Path) -> None:
     assert refused == ["lora", "chat template"]  # the folder has no tokenizer
 
 
-def test_nothing_of_the_check_stays(tmp_path: Path) -> None:
+def test_nothing_of_the_check_stays(tmp_path):
     check(tmp_path, LLAMA, lora={})
     assert torch.get_default_dtype() is torch.float32
     assert nn.Linear(1, 1).weight.device.type == "cpu"

@@ -1,7 +1,5 @@
 """Groups of equal rewards are replaced: the same ones on any number of ranks, and none again after a restart."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +31,7 @@ SETTINGS = {"prompts_per_step": PROMPTS, "max_resample_times": ROUNDS}
 
 
 @given(st.lists(st.booleans(), min_size=4, max_size=20))
-def test_those_that_teach_are_taken_first_and_the_batch_keeps_its_own_places(useful: list[bool]) -> None:
+def test_those_that_teach_are_taken_first_and_the_batch_keeps_its_own_places(useful):
     found = dict(enumerate(useful))
     chosen = places(found, 4)
     assert sorted(chosen.values()) == [0, 1, 2, 3]
@@ -45,14 +43,14 @@ def test_those_that_teach_are_taken_first_and_the_batch_keeps_its_own_places(use
     ), "the first ones that teach"
 
 
-def test_as_many_are_sampled_as_the_share_of_those_that_teach_promises() -> None:
+def test_as_many_are_sampled_as_the_share_of_those_that_teach_promises():
     assert num_further(dict(enumerate([True] * 8)), 8) == 0
     assert num_further(dict(enumerate([True] * 6 + [False] * 2)), 8) == 3  # 2 / (6 / 8)
     assert num_further(dict(enumerate([True] * 2 + [False] * 6)), 8) == 8
     assert num_further(dict(enumerate([False] * 8)), 8) == 8
 
 
-def test_a_group_teaches_if_any_of_its_completions_has_an_advantage() -> None:
+def test_a_group_teaches_if_any_of_its_completions_has_an_advantage():
     """With normalize_then_sum also where the sum of the rewards is the same."""
     one, two, two_each = [1.0, 0.0], [0.0, 0.5], {"num_generations": 2}
     assert teaches([1.0, 0.0], [one], [1.0], TrainingConfig(scale_rewards="batch", **two_each))
@@ -70,7 +68,7 @@ def test_a_group_teaches_if_any_of_its_completions_has_an_advantage() -> None:
     assert not teaches([1.0, 1.0], [[0.3, 0.9], [0.7, 0.1]], [1.0, 1.0], gdpo), "they cancel out but for rounding"
 
 
-def test_a_step_that_replaces_groups_has_no_later_steps_begun_before_it() -> None:
+def test_a_step_that_replaces_groups_has_no_later_steps_begun_before_it():
     with pytest.raises(ValueError, match="maxStaleness over 0 needs maxResampleTimes 0"):
         TrainingConfig(max_staleness=1, max_resample_times=1)
 
@@ -124,7 +122,6 @@ def resampled(
     branch = begin_branch(folder, attempt=0, step=0)[0] if rank == 0 else None
     branches = [branch]
     dist.broadcast_object_list(branches)
-    assert branches[0] is not None
     rewards = [Reward(name="one", weight=1.0, scorer=Function(score))]
     parts = {"rewards": rewards, "prompts": loader, "share": share, "rank": rank, "world_size": world_size}
     parts |= {"journal": Journal(folder, branches[0], rank)}
@@ -143,9 +140,7 @@ def journalled(folder: Path) -> list[list[tuple[int, int, int]]]:
 
 
 @pytest.mark.usefixtures("only_rank")
-def test_groups_that_teach_nothing_are_replaced_by_those_of_further_rows(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_groups_that_teach_nothing_are_replaced_by_those_of_further_rows(tmp_path, caplog):
     caplog.set_level("INFO")
     plain, _ = resampled(tmp_path / "plain", max_resample_times=0)
     generation, generator = resampled(tmp_path / "run")
@@ -170,7 +165,7 @@ def test_groups_that_teach_nothing_are_replaced_by_those_of_further_rows(
 
 
 @pytest.mark.usefixtures("only_rank")
-def test_after_the_last_round_the_batch_is_filled_with_its_own_groups(tmp_path: Path) -> None:
+def test_after_the_last_round_the_batch_is_filled_with_its_own_groups(tmp_path):
     generation, generator = resampled(tmp_path, useful=frozenset(), max_resample_times=2)
     assert generation.rollouts[0].metrics["resampling/rounds"] == 2
     assert rows(generation) == generator.asked[0]
@@ -181,7 +176,7 @@ def test_after_the_last_round_the_batch_is_filled_with_its_own_groups(tmp_path: 
 
 
 @pytest.mark.usefixtures("only_rank")
-def test_batches_of_one_generation_are_filled_together(tmp_path: Path) -> None:
+def test_batches_of_one_generation_are_filled_together(tmp_path):
     generation, generator = resampled(tmp_path, steps_per_generation=2)
     assert [row % 3 for batch in (0, 1) for row in rows(generation, batch)] == [0] * 2 * PROMPTS
     assert [[row for _, _, row in step] for step in journalled(tmp_path)] == [rows(generation, 0), rows(generation, 1)]
@@ -189,7 +184,7 @@ def test_batches_of_one_generation_are_filled_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("only_rank")
-def test_a_resumed_run_samples_no_group_of_a_settled_batch_and_all_replacements_of_others(tmp_path: Path) -> None:
+def test_a_resumed_run_samples_no_group_of_a_settled_batch_and_all_replacements_of_others(tmp_path):
     whole, _ = resampled(tmp_path)
     _, known = begin_branch(tmp_path, attempt=0, step=0)
     assert any(group.slot >= PROMPTS for group in known)
@@ -224,7 +219,7 @@ def _as_rank(folder: Path, rank: int, world_size: int, answer: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_any_number_of_ranks_trains_on_the_same_groups(tmp_path: Path) -> None:
+def test_any_number_of_ranks_trains_on_the_same_groups(tmp_path):
     """A rank that has no group in the end still has its place in the journal."""
     outcomes = []
     for world_size in (1, 3, 7):

@@ -1,12 +1,8 @@
 """The prompts that a step trains on, the time they begin to be sampled, and the steps that share a generation."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +26,7 @@ def rows(rollout: Rollout) -> list[int]:
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 7])
-def test_a_step_trains_on_its_own_prompts_and_no_token_is_older_than_allowed(tmp_path: Path, staleness: int) -> None:
+def test_a_step_trains_on_its_own_prompts_and_no_token_is_older_than_allowed(tmp_path, staleness):
     generator = Sampled()
     run = make_run(tmp_path, generator, max_staleness=staleness)
     for step in range(5):
@@ -44,7 +40,7 @@ def test_a_step_trains_on_its_own_prompts_and_no_token_is_older_than_allowed(tmp
     assert not run.begun
 
 
-def test_a_resumed_run_samples_no_group_again_that_was_journalled_although_it_began_earlier(tmp_path: Path) -> None:
+def test_a_resumed_run_samples_no_group_again_that_was_journalled_although_it_began_earlier(tmp_path):
     run = make_run(tmp_path, generator := Sampled(), max_staleness=2)
     for step in range(3):
         roll_out(run, step, Clock())
@@ -64,7 +60,7 @@ def test_a_resumed_run_samples_no_group_again_that_was_journalled_although_it_be
     resumed.journal.close()
 
 
-def test_with_router_replay_a_resumed_run_samples_again_what_the_journal_has_without_experts(tmp_path: Path) -> None:
+def test_with_router_replay_a_resumed_run_samples_again_what_the_journal_has_without_experts(tmp_path):
     run = make_run(tmp_path, Sampled(), router_replay=True)
     first = roll_out(run, 0, Clock()).rollouts[0]
     run.journal.close()
@@ -93,8 +89,8 @@ def named(*names: str) -> dict[str, list[Reward]]:
     ],
 )
 def test_a_journalled_group_is_used_again_only_where_it_is_what_the_job_would_sample(
-    tmp_path: Path, of_group: dict[str, Any], of_job: dict[str, Any], rows_again: list[int]
-) -> None:
+    tmp_path, of_group, of_job, rows_again
+):
     run = make_run(tmp_path, Sampled())
     roll_out(run, 0, Clock())
     run.journal.close()
@@ -131,8 +127,8 @@ def generations(run: Run, first: int = 0) -> list[Generation]:
     ],
 )
 def test_steps_of_a_generation_share_its_weights_and_go_through_its_batches_in_turn(
-    tmp_path: Path, together: int, times: int, steps: list[int], batches: list[list[int]]
-) -> None:
+    tmp_path, together, times, steps, batches
+):
     run = make_run(tmp_path, Sampled(), steps_per_generation=together, num_iterations=times, max_steps=8)
     found = generations(run)
     assert [len(one.steps) for one in found] == steps
@@ -152,7 +148,7 @@ def test_steps_of_a_generation_share_its_weights_and_go_through_its_batches_in_t
 
 
 @pytest.mark.parametrize("killed", [0, 1, 2])
-def test_a_run_that_was_killed_in_a_generation_samples_none_of_its_groups_again(tmp_path: Path, killed: int) -> None:
+def test_a_run_that_was_killed_in_a_generation_samples_none_of_its_groups_again(tmp_path, killed):
     settings = {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 8}
     run = make_run(tmp_path, Sampled(), **settings)
     roll_out(run, 0, Clock())
@@ -173,14 +169,14 @@ def test_a_run_that_was_killed_in_a_generation_samples_none_of_its_groups_again(
     assert sorted(again.begun) == [20, 21, 30, 31][2 * killed :]
 
 
-def test_a_run_that_begins_inside_a_generation_samples_what_the_rest_of_it_needs(tmp_path: Path) -> None:
+def test_a_run_that_begins_inside_a_generation_samples_what_the_rest_of_it_needs(tmp_path):
     settings = {"steps_per_generation": 3, "num_iterations": 2, "max_steps": 8}
     generation = generations(make_run(tmp_path, Sampled(), first=4, batch=1, **settings), 4)[0]
     assert (generation.steps, list(generation.rollouts)) == (range(4, 6), [1, 2])
     assert batches_from(4, TrainingConfig(**settings)) == range(5)
 
 
-def test_deviations_are_those_of_all_that_is_sampled_together(tmp_path: Path) -> None:
+def test_deviations_are_those_of_all_that_is_sampled_together(tmp_path):
     """As in TRL, with `scaleRewards: batch`; those of groups are their own."""
     scores = iter([1.0, 0.0, 1.0, 0.0, 9.0, 1.0, 9.0, 1.0])
     rewards = [
@@ -194,7 +190,7 @@ def test_deviations_are_those_of_all_that_is_sampled_together(tmp_path: Path) ->
     assert advantages == [pytest.approx([half / deviation, -half / deviation] * 2) for half in (0.5, 4.0)]
 
 
-def test_kl_divergences_are_subtracted_from_rewards(tmp_path: Path) -> None:
+def test_kl_divergences_are_subtracted_from_rewards(tmp_path):
     """Those of a generation's batches are computed together, and are as TRL's RLOO subtracts them."""
     divergences = iter([1.0, 3.0, 0.0, 4.0, math.nan, 2.0, 5.0, 5.0])
 
@@ -214,7 +210,7 @@ def test_kl_divergences_are_subtracted_from_rewards(tmp_path: Path) -> None:
     assert [rollout.metrics["kl"] for rollout in rollouts.values()] == [2, 4]
 
 
-def test_later_steps_do_not_begin_early_where_steps_share_a_generation() -> None:
+def test_later_steps_do_not_begin_early_where_steps_share_a_generation():
     for reuse in ({"steps_per_generation": 2}, {"num_iterations": 2}):
         with pytest.raises(ValueError, match="maxStaleness over 0 needs stepsPerGeneration 1 and numIterations 1"):
             TrainingConfig(max_staleness=1, **reuse)

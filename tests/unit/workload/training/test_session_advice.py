@@ -16,7 +16,7 @@ def advise(*steps: tuple[float, float, float], together: int = 1) -> str | None:
     return said
 
 
-def test_steps_in_which_episodes_wait_long_say_what_to_raise() -> None:
+def test_steps_in_which_episodes_wait_long_say_what_to_raise():
     assert advise(*[(6.0, 12.0, 20.0)] * 5) == (
         "episodes wait 6.0 s of a step's 20.0 s for a session of an environment pod: raise "
         "spec.environmentPods.groups[].replicas, or sessions where pods have memory for more, while suspended (32 "
@@ -33,11 +33,10 @@ def test_steps_in_which_episodes_wait_long_say_what_to_raise() -> None:
         [(300.0, 301.0, 310.0), *[(0.1, 12.0, 20.0)] * 4],  # a pod has begun again
     ],
 )
-def test_other_steps_say_nothing(steps: list[tuple[float, float, float]]) -> None:
+def test_other_steps_say_nothing(steps):
     assert advise(*steps) is None
 
 
-def test_steps_of_one_generation_are_looked_at_together() -> None:
+def test_steps_of_one_generation_are_looked_at_together():
     said = advise(*[(12.0, 12.0, 16.0), (12.0, 0.0, 4.0)] * 5, together=2)
-    assert said is not None
     assert said.startswith("episodes wait 12.0 s of a generation's 20.0 s"), said

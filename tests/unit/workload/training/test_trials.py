@@ -1,8 +1,5 @@
 """What the trials of an attempt have found holds for later attempts under the same conditions, and for no others."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +13,7 @@ FOUND = Found(tokens=9000, prompt_tokens=300)
 
 
 @pytest.fixture(autouse=True)
-def _is_the_only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def _is_the_only_rank(monkeypatch):
     monkeypatch.setattr(trials, "gather", lambda value: [value])
     monkeypatch.setattr(trials, "on_main", lambda action: action())
 
@@ -26,7 +23,7 @@ def contract(*, attempt: int = 0, halvings: int = 0, **config: Any) -> Contract:
     return Contract.model_validate(raw | {"attempt": attempt})
 
 
-def test_a_later_attempt_finds_it_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_later_attempt_finds_it_and_writes_nothing(tmp_path):
     first = read_trials(contract(), tmp_path / "run")
     assert first.found is None
     first.keep(FOUND)
@@ -41,12 +38,12 @@ def test_a_later_attempt_finds_it_and_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes", [{"halvings": 1}, {"training": {"maxCompletionLength": 77}}, {"model": {"name": "other"}}]
 )
-def test_other_settings_are_tried(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_other_settings_are_tried(tmp_path, changes):
     read_trials(contract(), tmp_path).keep(FOUND)
     assert read_trials(contract(attempt=1, **changes), tmp_path).found is None
 
 
-def test_other_devices_and_versions_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_devices_and_versions_are_tried(tmp_path, monkeypatch):
     read_trials(contract(), tmp_path).keep(FOUND)
     with monkeypatch.context() as patch:
         patch.setattr(trials, "gather", lambda value: [value, value])
@@ -55,7 +52,7 @@ def test_other_devices_and_versions_are_tried(tmp_path: Path, monkeypatch: pytes
     assert read_trials(contract(), tmp_path).found is None
 
 
-def test_other_sources_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sources_are_tried(tmp_path, monkeypatch):
     read_trials(contract(), tmp_path).keep(FOUND)
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "loss.py").write_text("pass")
@@ -63,13 +60,13 @@ def test_other_sources_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert read_trials(contract(), tmp_path).found is None
 
 
-def test_where_it_cannot_be_written_the_attempt_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_it_cannot_be_written_the_attempt_goes_on(tmp_path, caplog):
     (tmp_path / "run").write_text("no folder")
     read_trials(contract(), tmp_path / "run").keep(FOUND)
     assert "not kept for later attempts" in caplog.text
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"tokens": 1, "promptTokens": 2'])
-def test_a_damaged_file_is_as_none(tmp_path: Path, content: str) -> None:
+def test_a_damaged_file_is_as_none(tmp_path, content):
     (tmp_path / FILE_NAME).write_text(content)
     assert read_trials(contract(), tmp_path).found is None

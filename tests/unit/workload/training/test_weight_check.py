@@ -1,7 +1,5 @@
 """An engine computes after a push what the trainer does: numbers that are none are refused, too."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,11 +45,11 @@ def check(values: dict[str, float], gain: float = 0.0, **engine_args: str) -> No
     WeightCheck(config, lambda text, **_: {"input_ids": [*range(TOKENS)]}).run(policy, engines, 0)
 
 
-def test_engines_that_compute_the_same_are_accepted() -> None:
+def test_engines_that_compute_the_same_are_accepted():
     check({"one": -1.0, "two": -1.0009})
 
 
-def test_rounding_explains_no_more_than_it_does_to_the_trainers_own_numbers() -> None:
+def test_rounding_explains_no_more_than_it_does_to_the_trainers_own_numbers():
     different = {"one": -1.0, "two": -1.2}
     check(different, gain=1e6)
     with pytest.raises(WeightsDifferError, match=r"differ by 0\.2 nats on average .* at most 0\.05 is rounding"):
@@ -60,7 +58,7 @@ def test_rounding_explains_no_more_than_it_does_to_the_trainers_own_numbers() ->
         check({"one": -1.4}, gain=1e8)
 
 
-def test_where_an_engine_rounds_more_the_trainers_rounding_is_no_measure() -> None:
+def test_where_an_engine_rounds_more_the_trainers_rounding_is_no_measure():
     check({"one": -1.2}, kv_cache_dtype="fp8")
     check({"one": -1.9}, quantization="fp8")
     with pytest.raises(WeightsDifferError, match=r"at most 0\.05 is rounding"):
@@ -68,6 +66,6 @@ def test_where_an_engine_rounds_more_the_trainers_rounding_is_no_measure() -> No
 
 
 @pytest.mark.parametrize("wrong", [-2.0, float("nan"), float("-inf")])
-def test_the_engine_that_differs_is_named(wrong: float) -> None:
+def test_the_engine_that_differs_is_named(wrong):
     with pytest.raises(WeightsDifferError, match="version 0, two gives 8 fixed tokens"):
         check({"one": -1.0, "two": wrong, "three": -1.5})

@@ -1,7 +1,5 @@
 """Asserts that buckets keep the order and the size limit, and that one item is produced ahead of the one in use."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -16,7 +14,7 @@ DEADLINE = 20
 
 
 @given(sizes=st.lists(st.integers(0, 9)), limit=st.integers(1, 12))
-def test_buckets_are_as_few_as_their_size_allows(sizes: list[int], limit: int) -> None:
+def test_buckets_are_as_few_as_their_size_allows(sizes, limit):
     buckets = list(cut(sizes, limit, lambda size: size))
     assert [size for bucket in buckets for size in bucket] == sizes
     assert all(sum(bucket) <= limit or len(bucket) == 1 for bucket in buckets)
@@ -24,12 +22,12 @@ def test_buckets_are_as_few_as_their_size_allows(sizes: list[int], limit: int) -
 
 
 @given(items=st.lists(st.integers()))
-def test_items_produced_ahead_come_in_order(items: list[int]) -> None:
+def test_items_produced_ahead_come_in_order(items):
     with one_ahead(iter(items)) as made:
         assert list(made) == items
 
 
-def test_only_the_next_item_is_produced_while_one_is_used() -> None:
+def test_only_the_next_item_is_produced_while_one_is_used():
     makers, began = [], [threading.Event() for _ in range(4)]
 
     def make() -> Iterator[int]:
@@ -47,7 +45,7 @@ def test_only_the_next_item_is_produced_while_one_is_used() -> None:
     assert {*makers, *prepared} == {makers[0]} != {threading.current_thread().name}
 
 
-def test_leaving_early_waits_for_the_item_in_production_and_keeps_the_rest() -> None:
+def test_leaving_early_waits_for_the_item_in_production_and_keeps_the_rest():
     go, items = threading.Event(), []
 
     def make() -> Iterator[int]:
@@ -65,7 +63,7 @@ def test_leaving_early_waits_for_the_item_in_production_and_keeps_the_rest() -> 
     assert list(rest) == [2, 3]
 
 
-def test_a_failure_in_producing_an_item_is_raised_where_it_is_taken() -> None:
+def test_a_failure_in_producing_an_item_is_raised_where_it_is_taken():
     def make() -> Iterator[int]:
         yield 0
         raise ValueError("a rank is gone")

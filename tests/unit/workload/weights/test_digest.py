@@ -1,7 +1,5 @@
 """A digest changes with each bit, each pair of small changes and each order; those of parts add up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -28,7 +26,7 @@ def numbers(tensor: Tensor) -> list[int]:
 
 
 @given(SEEDS, DTYPES, st.data())
-def test_each_bit_changes_all_three_numbers(seed: int, dtype: torch.dtype, data: st.DataObject) -> None:
+def test_each_bit_changes_all_three_numbers(seed, dtype, data):
     tensor = made(seed, dtype, 5, 7)
     before, bits = numbers(tensor), words(tensor.view(-1))  # a view
     size = 8 * bits.element_size()
@@ -38,7 +36,7 @@ def test_each_bit_changes_all_three_numbers(seed: int, dtype: torch.dtype, data:
 
 
 @given(SEEDS, st.sampled_from([torch.bfloat16, torch.float32]), st.permutations(range(35)))
-def test_a_pair_of_steps_of_one_ulp_is_seen(seed: int, dtype: torch.dtype, order: list[int]) -> None:
+def test_a_pair_of_steps_of_one_ulp_is_seen(seed, dtype, order):
     tensor = made(seed, dtype, 5, 7)
     before, bits = numbers(tensor), words(tensor.view(-1))
     up, down = order[:2]
@@ -52,7 +50,7 @@ def test_a_pair_of_steps_of_one_ulp_is_seen(seed: int, dtype: torch.dtype, order
 
 
 @given(SEEDS, DTYPES, st.integers(0, 3), st.integers(4, 7))
-def test_swapped_rows_change_the_first_number_alone(seed: int, dtype: torch.dtype, one: int, other: int) -> None:
+def test_swapped_rows_change_the_first_number_alone(seed, dtype, one, other):
     tensor = made(seed, dtype, 8, 6)
     swapped = tensor.clone()
     swapped[[one, other]] = tensor[[other, one]]
@@ -62,7 +60,7 @@ def test_swapped_rows_change_the_first_number_alone(seed: int, dtype: torch.dtyp
 
 
 @given(SEEDS, DTYPES, st.integers(0, 8), st.integers(0, 5))
-def test_parts_add_up_and_padding_adds_nothing(seed: int, dtype: torch.dtype, cut: int, padding: int) -> None:
+def test_parts_add_up_and_padding_adds_nothing(seed, dtype, cut, padding):
     tensor = made(seed, dtype, 8, 6)
     padded = torch.cat([tensor, torch.zeros(padding, 6, dtype=dtype)])
     parts = torch.stack([digest(part, sums=True) for part in (tensor[:cut], tensor[cut:])]).sum(0).tolist()
@@ -70,7 +68,7 @@ def test_parts_add_up_and_padding_adds_nothing(seed: int, dtype: torch.dtype, cu
     assert numbers(tensor.t().contiguous().t()) == numbers(tensor), "what counts is what a tensor holds, not how"
 
 
-def test_mixing_maps_no_two_numbers_to_one() -> None:
+def test_mixing_maps_no_two_numbers_to_one():
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32)
     near = [every, every * 2**16, every * 2**8]
     assert all(len(mix(some).unique()) == 2**16 for some in near)
@@ -78,7 +76,7 @@ def test_mixing_maps_no_two_numbers_to_one() -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_numbers_are_mixed_as_on_gpus(number: int) -> None:
+def test_numbers_are_mixed_as_on_gpus(number):
     """Of 32 bits without a sign, as in `digest_kernel.py`."""
     mixed = number * 0x9E3779B1 % 2**32
     mixed = (mixed ^ mixed >> 15) * 0x85EBCA77 % 2**32
@@ -87,14 +85,14 @@ def test_numbers_are_mixed_as_on_gpus(number: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "said"), [(1, "0"), (8, "0, 1, 2, 3, 4, 5, 6, 7")])
-def test_few_names_are_all_said(count: int, said: str) -> None:
+def test_few_names_are_all_said(count, said):
     assert some([*map(str, range(count))]) == said
     many = [*map(str, range(9))]
     assert some(many) == "0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
 
 
 @pytest.mark.parametrize("change", ["bit", "none", "lost"])
-def test_what_arrives_must_be_what_was_sent(change: str) -> None:
+def test_what_arrives_must_be_what_was_sent(change):
     weights = [
         ("a.weight", made(1, torch.bfloat16, 3, 5)),
         ("b.bias", made(2, torch.float32, 7)),

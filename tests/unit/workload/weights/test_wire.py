@@ -1,7 +1,5 @@
 """Asserts that tensors of any type and shape are unpacked as they were packed, and unannounced ones are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
@@ -19,7 +17,7 @@ def spec(name: str, tensor: Tensor) -> TensorSpec:
 
 
 @given(kinds=st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES)), max_bytes=st.integers(1, 400))
-def test_unpacked_tensors_equal_packed_ones(kinds: list[tuple[torch.dtype, tuple[int, ...]]], max_bytes: int) -> None:
+def test_unpacked_tensors_equal_packed_ones(kinds, max_bytes):
     weights = [(str(index), torch.randint(-9, 9, shape).to(dtype)) for index, (dtype, shape) in enumerate(kinds)]
     specs = [spec(*weight) for weight in weights]
     assert parse_description(**describe(specs)) == specs
@@ -31,12 +29,12 @@ def test_unpacked_tensors_equal_packed_ones(kinds: list[tuple[torch.dtype, tuple
     assert all(one.equal(tensor) for (_, one), (_, tensor) in zip(received, weights, strict=True))
 
 
-def test_tensors_are_described_in_the_format_of_vllm() -> None:
+def test_tensors_are_described_in_the_format_of_vllm():
     described_w = describe([TensorSpec("w", torch.bfloat16, (2, 3))])
     assert described_w == {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]]}
 
 
-def test_a_tensor_may_be_a_view_and_is_taken_only_for_its_own_piece() -> None:
+def test_a_tensor_may_be_a_view_and_is_taken_only_for_its_own_piece():
     taken = []
 
     def weights():
@@ -61,7 +59,7 @@ def test_a_tensor_may_be_a_view_and_is_taken_only_for_its_own_piece() -> None:
         ([("a", torch.zeros(2)), ("b", torch.zeros(3)), ("c", torch.zeros(1))], "longer"),
     ],
 )
-def test_weights_that_differ_from_their_specs_are_refused(weights: list[tuple[str, Tensor]], message: str) -> None:
+def test_weights_that_differ_from_their_specs_are_refused(weights, message):
     specs = [TensorSpec("a", torch.float32, (2,)), TensorSpec("b", torch.float32, (3,))]
     with pytest.raises(ValueError, match=message):
         list(pack(specs, weights, 2**10, "cpu"))

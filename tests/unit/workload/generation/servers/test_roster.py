@@ -1,7 +1,5 @@
 """The roster of engines: whatever the order of restarts, no process is used that missed the last completed push."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -71,7 +69,7 @@ Engines.TestCase.settings = settings(max_examples=50, stateful_step_count=20)
 TestEngines = Engines.TestCase
 
 
-def test_ranks_that_see_different_processes_do_not_agree() -> None:
+def test_ranks_that_see_different_processes_do_not_agree():
     assert agreed([Observation(processes={"a": "a.1"}), Observation(processes={"a": "a.2"})]) is None
     assert agreed([Observation(processes={"a": "a.1"}), Observation(processes={"b": "b.1"})]) == {
         "a": "a.1",
@@ -79,7 +77,7 @@ def test_ranks_that_see_different_processes_do_not_agree() -> None:
     }
 
 
-def test_an_unhealthy_engine_is_lost_and_prevents_agreement() -> None:
+def test_an_unhealthy_engine_is_lost_and_prevents_agreement():
     healthy = Observation(processes={"a": "a.1"})
     unhealthy = Observation(processes={}, unhealthy=ENGINE, trouble="refuses connections")
     assert agreed([healthy, unhealthy]) is None
@@ -92,12 +90,11 @@ SEEN = st.fixed_dictionaries({"needed": st.just("n.1")}, optional={"one": st.jus
 
 @given(st.lists(SEEN, min_size=1, max_size=4))
 def test_an_elastic_engine_is_used_if_all_ranks_see_the_same_process_and_is_never_waited_for(
-    seen: list[dict[str, str]],
-) -> None:
+    seen,
+):
     elastic = ("one", "two")
     ranks = [Observation(processes=processes) for processes in seen]
     together = agreed(ranks, elastic)
-    assert together is not None
     assert together == {
         name: process for name, process in seen[0].items() if all(processes.get(name) == process for processes in seen)
     }

@@ -1,7 +1,5 @@
 """The choice of the engine for the next prompt: the one with room and the fewest samples in flight for each copy."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -39,26 +37,24 @@ def lanes(*in_flight: int) -> list[Lane]:
         ((256, 256, 248), 0, 2),
     ],
 )
-def test_the_lane_with_room_and_the_fewest_in_flight_is_chosen(
-    in_flight: tuple[int, ...], first: int, expected: int | None
-) -> None:
+def test_the_lane_with_room_and_the_fewest_in_flight_is_chosen(in_flight, first, expected):
     all_lanes = lanes(*in_flight)
     chosen = choose(all_lanes, 8, first)
     assert chosen is (None if expected is None else all_lanes[expected])
 
 
-def test_load_is_counted_for_each_copy_of_an_engine() -> None:
+def test_load_is_counted_for_each_copy_of_an_engine():
     single, double = Lane(engine(0), in_flight=8), Lane(engine(1, data_parallel=2), in_flight=12)
     assert choose([single, double], 8, 0) is double
 
 
-def test_an_idle_engine_takes_a_group_of_any_size() -> None:
+def test_an_idle_engine_takes_a_group_of_any_size():
     (lane,) = lanes(0)
     assert choose([lane], SAMPLES_IN_FLIGHT * 4, 0) is lane
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.integers(1, 64), st.integers(0, 100))
-def test_no_lane_with_room_has_fewer_in_flight(in_flight: list[int], num_samples: int, first: int) -> None:
+def test_no_lane_with_room_has_fewer_in_flight(in_flight, num_samples, first):
     all_lanes = lanes(*in_flight)
     chosen = choose(all_lanes, num_samples, first)
     room = [lane for lane in all_lanes if lane.in_flight == 0 or lane.in_flight + num_samples <= SAMPLES_IN_FLIGHT]
@@ -78,14 +74,14 @@ def use(made: Router, count: int, process: str) -> None:
     made.use(engines, dict.fromkeys(engines, process))
 
 
-def test_ranks_with_one_prompt_each_use_all_engines() -> None:
+def test_ranks_with_one_prompt_each_use_all_engines():
     async def first_choice(rank: int) -> str:
         return (await router(4, first=rank).acquire(8)).engine.name
 
     assert {asyncio.run(first_choice(rank)) for rank in range(4)} == {engine(index).name for index in range(4)}
 
 
-async def test_a_prompt_without_a_lane_waits_until_one_is_released() -> None:
+async def test_a_prompt_without_a_lane_waits_until_one_is_released():
     both = router(2)
     taken = [await both.acquire(SAMPLES_IN_FLIGHT) for _ in range(2)]
     waiting = asyncio.create_task(both.acquire(8))
@@ -98,7 +94,7 @@ async def test_a_prompt_without_a_lane_waits_until_one_is_released() -> None:
     assert taken[1].in_flight == 8
 
 
-async def test_prompts_wait_while_no_engine_is_left_and_go_to_the_next_process() -> None:
+async def test_prompts_wait_while_no_engine_is_left_and_go_to_the_next_process():
     one = router(1)
     lost = await one.acquire(8)
     one.close(lost)
@@ -115,14 +111,14 @@ async def test_prompts_wait_while_no_engine_is_left_and_go_to_the_next_process()
     assert lane.in_flight == 8, "the lost process had a load of its own"
 
 
-async def test_requests_in_flight_count_while_engines_get_new_weights() -> None:
+async def test_requests_in_flight_count_while_engines_get_new_weights():
     two = router(2)
     taken = await two.acquire(8)
     use(two, 2, "a")
     assert await two.acquire(8) is not taken
 
 
-def test_engines_are_idle_while_nothing_is_in_flight() -> None:
+def test_engines_are_idle_while_nothing_is_in_flight():
     now = [0.0]
     idle = Idle(lambda: now[0])
 

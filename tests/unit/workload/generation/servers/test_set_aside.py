@@ -1,7 +1,5 @@
 """Engines that cannot take part in pushes: how long each is left out, and what brings it back."""
 
-from __future__ import annotations
-
 from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.roster import Observation
@@ -23,7 +21,7 @@ def seen(**processes: str) -> Observation:
     return Observation(processes=processes)
 
 
-def test_it_is_left_out_twice_as_long_each_time_up_to_an_hour() -> None:
+def test_it_is_left_out_twice_as_long_each_time_up_to_an_hour():
     aside = SetAside(60, clock := Clock())
     waits = []
     for _ in range(9):
@@ -36,7 +34,7 @@ def test_it_is_left_out_twice_as_long_each_time_up_to_an_hour() -> None:
     assert waits == [60, 120, 240, 480, 960, 1920, LONGEST, LONGEST, LONGEST]
 
 
-def test_another_process_of_the_engine_is_tried_at_once() -> None:
+def test_another_process_of_the_engine_is_tried_at_once():
     aside = SetAside(60, Clock())
     assert aside.add("b.1", WHY) == 60
     assert aside.add("b.1", WHY) == 120
@@ -45,7 +43,7 @@ def test_another_process_of_the_engine_is_tried_at_once() -> None:
     assert aside.add("b.2", WHY) == 60
 
 
-def test_it_is_named_while_its_pod_is_there_until_it_has_weights() -> None:
+def test_it_is_named_while_its_pod_is_there_until_it_has_weights():
     aside = SetAside(60, clock := Clock())
     assert aside.reasons() == []
     aside.add("b.1", WHY)

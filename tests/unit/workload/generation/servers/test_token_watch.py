@@ -17,7 +17,7 @@ def metrics(*tokens: int, running: float = 3.0) -> str:
 
 
 @pytest.fixture
-def watch() -> TokenWatch:
+def watch():
     """The watch over an engine of two copies that answered at 0 s, and has had another request since."""
     watch = TokenWatch(limit=15, first_limit=600, quiet=5, copies=2)
     watch.sent("process", 0)
@@ -26,20 +26,20 @@ def watch() -> TokenWatch:
     return watch
 
 
-def test_samples_are_told_apart_by_copy_and_only_those_of_vllm_count() -> None:
+def test_samples_are_told_apart_by_copy_and_only_those_of_vllm_count():
     found = replicas(metrics(5, 6))
     assert [lines.count("\n") for lines in found.values()] == [1, 1]
     assert "6.0" in found["1"]
     assert replicas("process_cpu_seconds_total 9.5\n") == {}
 
 
-def test_a_request_may_take_an_hour_while_tokens_are_sampled(watch: TokenWatch) -> None:
+def test_a_request_may_take_an_hour_while_tokens_are_sampled(watch):
     moves = [watch.see(metrics(second, second), second) for second in range(0, HOUR, 10)]
     assert moves == [False, *[True] * (len(moves) - 1)]
     assert not watch.is_stuck
 
 
-def test_an_engine_without_new_tokens_hangs_until_it_gets_on(watch: TokenWatch) -> None:
+def test_an_engine_without_new_tokens_hangs_until_it_gets_on(watch):
     watch.see(metrics(7, 7), 2)
     watch.see(metrics(7, 7), 15)
     assert not watch.is_stuck
@@ -53,7 +53,7 @@ def test_an_engine_without_new_tokens_hangs_until_it_gets_on(watch: TokenWatch) 
     assert not watch.is_stuck
 
 
-def test_one_copy_may_hang_while_another_samples_and_answers(watch: TokenWatch) -> None:
+def test_one_copy_may_hang_while_another_samples_and_answers(watch):
     for second in range(0, 20, 2):
         watch.sent("process", second)
         watch.ended(answered=True, now=second)
@@ -62,13 +62,13 @@ def test_one_copy_may_hang_while_another_samples_and_answers(watch: TokenWatch) 
     assert watch.is_stuck
 
 
-def test_an_idle_copy_does_not_hang(watch: TokenWatch) -> None:
+def test_an_idle_copy_does_not_hang(watch):
     for second in range(0, HOUR, 2):
         watch.see(metrics(second) + metrics(0, 7, running=0.0).split("\n", 4)[4], second)
     assert not watch.is_stuck
 
 
-def test_a_process_may_take_long_for_its_first_answer(watch: TokenWatch) -> None:
+def test_a_process_may_take_long_for_its_first_answer(watch):
     watch.sent("another process", 0)
     watch.see(metrics(0, 0), 1)
     watch.see(metrics(0, 0), 500)
@@ -77,7 +77,7 @@ def test_a_process_may_take_long_for_its_first_answer(watch: TokenWatch) -> None
     assert watch.is_stuck
 
 
-def test_an_engine_without_requests_is_not_looked_at_and_does_not_hang(watch: TokenWatch) -> None:
+def test_an_engine_without_requests_is_not_looked_at_and_does_not_hang(watch):
     watch.see(metrics(7, 7), 1)
     watch.ended(answered=True, now=2)
     assert not watch.needs_look(HOUR)

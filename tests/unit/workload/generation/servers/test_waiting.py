@@ -24,9 +24,7 @@ NEVER = 10**9
 @pytest.mark.parametrize(
     ("first", "second", "missing"), [(500, 1000, None), (500, NEVER, "second"), (0, 700, "second")]
 )
-async def test_the_limit_counts_from_the_last_engine_that_became_healthy(
-    first: int, second: int, missing: str | None
-) -> None:
+async def test_the_limit_counts_from_the_last_engine_that_became_healthy(first, second, missing):
     """`first`, `second`: the time from which the engine is healthy."""
     seconds = count(step=20)
     now = 0
@@ -61,7 +59,7 @@ async def test_the_limit_counts_from_the_last_engine_that_became_healthy(
             assert error.value.engine.name == missing
 
 
-async def test_elastic_engines_are_waited_for_only_if_their_hosts_exist() -> None:
+async def test_elastic_engines_are_waited_for_only_if_their_hosts_exist():
     async with aiohttp.ClientSession() as session:
         (port,) = free_ports(1)
         absent, silent = (
@@ -72,7 +70,7 @@ async def test_elastic_engines_are_waited_for_only_if_their_hosts_exist() -> Non
         assert await those_that_come([silent], limit=0.1, poll=0.01) == []
 
 
-async def test_calls_that_are_given_up_end() -> None:
+async def test_calls_that_are_given_up_end():
     ended = []
 
     async def call(name: str) -> None:

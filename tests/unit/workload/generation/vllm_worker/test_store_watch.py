@@ -1,7 +1,5 @@
 """The watch over a group's store: a waiting collective is aborted when the process that serves the store has left."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 from typing import Any
@@ -36,20 +34,20 @@ def wait_until_aborted(error: Exception | None) -> None:
             raise error
 
 
-def test_a_waiting_block_is_aborted_when_the_store_is_closed() -> None:
+def test_a_waiting_block_is_aborted_when_the_store_is_closed():
     failed = OSError("the communicator is gone")
     with pytest.raises(RuntimeError, match="left the transfer group in the middle of an update") as caught:
         wait_until_aborted(failed)
     assert caught.value.__cause__ is failed
 
 
-def test_an_aborted_block_that_returns_raises_too() -> None:
+def test_an_aborted_block_that_returns_raises_too():
     """An aborted broadcast returns normally and leaves garbage in its buffer."""
     with pytest.raises(RuntimeError, match="left the transfer group"):
         wait_until_aborted(None)
 
 
-def test_nothing_happens_while_the_store_is_served() -> None:
+def test_nothing_happens_while_the_store_is_served():
     served, store = stores()
     aborted = threading.Event()
     was_checked = threading.Event()
