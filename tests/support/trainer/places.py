@@ -1,9 +1,10 @@
-"""Two trainer pods with three ranks: the place of each pod, and what a rank reports after a step."""
+"""A small job's settings, and two trainer pods of it with three ranks: their places, and what a rank reports."""
 
 from pathlib import Path
 from typing import Any
 
 from grpo_spec.contract import Contract
+from grpo_spec.trainer import TrainerConfig
 from grpo_workload.launcher.place import Place
 from grpo_workload.reporting.rank_metrics import DeviceUse, RankStep
 
@@ -19,6 +20,11 @@ CONTRACT = {
     "durable": True,
     "config": CONFIG,
 }
+
+
+def config_of(**sections: Any) -> TrainerConfig:
+    """Return settings of a job with these sections in place of its own, or besides."""
+    return TrainerConfig.model_validate(CONFIG | sections)
 
 
 def contract_json(config: dict[str, Any], *, gpus: int = 1, **fields: Any) -> dict[str, Any]:

@@ -10,34 +10,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model import attention, attention_blocks
 from grpo_workload.policy.model.load import remove_noise
 from grpo_workload.policy.trials.trial import try_policy
 from support.families import FAMILIES, MASKED, SIZES, STATEFUL, make_model
+from support.trainer.places import config_of
+from support.trainer.samples import make_sample, random_samples
 from support.trainer.stand_in_policy import stand_in_policy
 
 attention.register()
 ALL = [*FAMILIES, *STATEFUL, *MASKED]
-CONFIG = {"model": {"name": "org/model"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
 
 
 def samples() -> list[Sample]:
-    random = torch.Generator().manual_seed(0)
-    made = []
-    for index, (prompt, completion) in enumerate([(3, 19), (6, 1), (1, 15)]):  # longer than the families' windows
-        ids = torch.randint(3, SIZES["vocab_size"], (prompt + completion,), generator=random).tolist()
-        answer = Completion(
-            token_ids=tuple(ids[prompt:]), logprobs=(0.0,) * completion, text="", finish_reason="stop", weight_version=0
-        )
-        asked = Prompt(index=index, text="", token_ids=tuple(ids[:prompt]))
-        made.append(Sample(prompt=asked, completion=answer, reward=1.0, advantage=1.0))
-    return made
+    return random_samples((3, 19), (6, 1), (1, 15))  # longer than the families' windows
 
 
 def make_sharp_model(family: str, implementation: str) -> Any:
@@ -77,10 +68,14 @@ def test_layers_with_a_state_get_no_bounds_of_their_one_sequence():
     assert not seen & {*attention.BOUNDS}
 
 
-@pytest.mark.parametrize("family", ALL)
-def test_log_probabilities_and_gradients_are_those_of_transformers(family, monkeypatch):
+OWN = [(family, attention_of(family)) for family in ALL]
+OTHER = [(family, other) for family in ("llama", "qwen2", "mistral") for other in ("sdpa", "eager")]
+
+
+@pytest.mark.parametrize(("family", "implementation"), [*OWN, *OTHER])
+def test_log_probabilities_and_gradients_are_those_of_transformers(family, implementation, monkeypatch):
     monkeypatch.setattr(attention_blocks, "ROWS", 16)
-    plain, packed = make_sharp_model(family, "eager").eval(), make_sharp_model(family, attention_of(family))
+    plain, packed = make_sharp_model(family, "eager").eval(), make_sharp_model(family, implementation)
     lists = [name for name, one in packed.named_modules() if isinstance(one, nn.ModuleList | nn.ModuleDict)]
     assert not any(name.endswith("experts") for name in lists), "under ZeRO-3, ranks would gather different experts"
     packed.train()
@@ -94,6 +89,7 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(family, monke
         expected = alone(plain, sample)
         expected.sum().backward()
         torch.testing.assert_close(row[: len(expected)], expected, atol=1e-5, rtol=0)
+        assert not row[len(expected) :].any()
     for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None), name
         if theirs.grad is not None:
@@ -107,17 +103,16 @@ def in_groups() -> tuple[list[Sample], list[int]]:
     random, made = torch.Generator().manual_seed(2), []
     for prompt_tokens, completions in ((11, (13, 1, 4)), (3, (5,)), (2, (9, 12))):
         ids = torch.randint(3, SIZES["vocab_size"], (prompt_tokens + sum(completions),), generator=random).tolist()
-        asked = Prompt(index=0, text="", token_ids=tuple(ids[:prompt_tokens]))
-        for length in completions:
-            answer = Completion(
-                token_ids=tuple(ids[-length:]),
-                logprobs=(0.0,) * length,
-                text="",
-                finish_reason="stop",
-                weight_version=0,
-            )
-            made.append(Sample(prompt=asked, completion=answer, reward=1.0, advantage=1.0))
+        made += [make_sample(ids[:prompt_tokens], ids[-length:]) for length in completions]
     return made, [0, 11, 11, 0, 0, 2]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+def test_a_sequence_does_not_see_its_neighbour(family):
+    model, (first, second, third) = make_sharp_model(family, attention.VARLEN), samples()
+    batches = [[first, second, one] for one in (third, make_sample([9], third.completion.token_ids[::-1]))]
+    one, other = (LogprobHead(model).per_token(model, micro_batch(batch), 1.0).logprobs_BT for batch in batches)
+    assert torch.equal(one[:2], other[:2])
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
@@ -146,10 +141,16 @@ def test_a_prompt_that_completions_share_computes_the_same_as_one_for_each(famil
         )
 
 
-@pytest.mark.parametrize("family", ALL)
-def test_the_trial_at_the_start_accepts_it_in_half_precision(family):
-    model = make_sharp_model(family, attention_of(family)).to(torch.bfloat16)
-    policy = stand_in_policy(model, shares_prompts=family in FAMILIES)
-    sequences = {"training": {"perDeviceTrainBatchSize": None if family in FAMILIES else 1}}
-    model_fields = {"model": CONFIG["model"] | {"attention": attention_of(family)}}
-    try_policy(policy, TrainerConfig.model_validate(CONFIG | sequences | model_fields))
+IN_FLOAT32 = [
+    (family, implementation, torch.float32)
+    for family in ("llama", "mistral", "qwen3_moe", "deepseek_v3")
+    for implementation in (attention.VARLEN, "eager")
+]
+
+
+@pytest.mark.parametrize(("family", "implementation", "dtype"), [*((*one, torch.bfloat16) for one in OWN), *IN_FLOAT32])
+def test_the_trial_at_the_start_accepts_it(family, implementation, dtype):
+    model = make_sharp_model(family, implementation).to(dtype)
+    policy = stand_in_policy(model, shares_prompts=family in FAMILIES and implementation == attention.VARLEN)
+    sequences = {"perDeviceTrainBatchSize": None if family in FAMILIES else 1}
+    try_policy(policy, config_of(training=sequences, model={"name": "m", "attention": implementation}))
