@@ -75,12 +75,10 @@ def test_any_split_into_micro_batches_and_ranks_adds_up_to_the_whole(seed, owner
 MASK = torch.tensor([[1.0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])  # of 4 completions: one is on another rank
 
 
-def plain_loss(scale, entropies=None, **options):
+def plain_loss(scale, entropies=None, kept=None, **options):
     """The loss of completions with advantages 1, -2 and 9 whose ratios are 1."""
     logprobs = torch.full((3, 4), -1.0)
-    training = TrainingConfig(
-        max_completion_length=10, **{name: one for name, one in options.items() if name != "kept"}
-    )
+    training = TrainingConfig(max_completion_length=10, **options)
     entropy = None if entropies is None else torch.tensor(entropies)
     return grpo_loss(
         logprobs,
@@ -90,7 +88,7 @@ def plain_loss(scale, entropies=None, **options):
         scale=scale,
         training=training,
         entropy_BT=entropy,
-        kept_B1=options.get("kept"),
+        kept_B1=kept,
     )
 
 
@@ -245,6 +243,9 @@ def test_with_ratios_of_sequences_all_tokens_are_clipped_or_none():
         ({"kl_in_reward": True}, "klInReward needs beta over 0"),
         ({"loss_type": "gmpo", "importance_sampling_level": "sequence"}, "importanceSamplingLevel token would work"),
         ({"delta": 1.2}, "delta must be more than 1 \\+ epsilonHigh"),
+        ({"max_staleness": 1, "max_resample_times": 1}, "maxStaleness over 0 needs maxResampleTimes 0"),
+        ({"max_staleness": 1, "steps_per_generation": 2}, "needs stepsPerGeneration 1 and numIterations 1"),
+        ({"max_staleness": 1, "num_iterations": 2}, "needs stepsPerGeneration 1 and numIterations 1"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(options, message):

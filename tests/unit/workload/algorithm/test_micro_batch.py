@@ -6,15 +6,13 @@ import numpy as np
 import torch
 
 from grpo_workload.algorithm.micro_batch import filler, micro_batch
-from grpo_workload.algorithm.samples import Completion, Episode, Fork, Prompt, PromptImages, Sample
+from grpo_workload.algorithm.samples import Episode, Fork, PromptImages
+from support.trainer.samples import make_sample as sample_of
 
 
 def make_sample(prompt=(1, 2), completion=(3, 4), *, advantage=0.5):
     logprobs = tuple(-0.25 * token for token in completion)
-    answer = Completion(token_ids=tuple(completion), logprobs=logprobs, text="", finish_reason="stop", weight_version=0)
-    return Sample(
-        prompt=Prompt(index=0, text="", token_ids=tuple(prompt)), completion=answer, reward=1.0, advantage=advantage
-    )
+    return sample_of(prompt, completion, logprobs=logprobs, advantage=advantage)
 
 
 def test_layout_of_a_micro_batch():
@@ -87,13 +85,6 @@ def test_experts_are_at_their_tokens_and_unknown_at_the_last_token_and_where_non
     assert micro_batch([make_sample()]).experts_NLX is None
 
 
-def test_rows_is_differentiable():
-    batch = micro_batch([make_sample((1,), (5, 6, 7)), make_sample((1, 2, 3), (4,))])
-    values = torch.zeros(4, requires_grad=True)
-    (batch.rows(values) * torch.tensor([[1.0, 2, 3], [4, 5, 6]])).sum().backward()
-    assert values.grad.tolist() == [1, 2, 3, 4]
-
-
 def test_a_filler_is_two_tokens_outside_the_loss():
     batch = filler()
     assert batch.num_tokens == 2
@@ -127,5 +118,6 @@ def test_halves_hold_the_rows_and_tokens_of_the_whole():
     assert torch.cat([first.input_ids_1N, second.input_ids_1N], dim=1).equal(whole.input_ids_1N)
     for half, own in ((first, samples[:1]), (second, samples[1:])):
         alone = micro_batch(own)
-        for name in ("input_ids_1N", "cu_seq_lens", "places_K", "targets_K"):
+        for name in ("input_ids_1N", "cu_seq_lens", "places_K", "targets_K", "advantages_B"):
             assert getattr(half, name).equal(getattr(alone, name)), name
+        assert (half.num_sequences, half.max_length) == (alone.num_sequences, alone.max_length)

@@ -8,18 +8,13 @@ from hypothesis import strategies as st
 
 from grpo_workload.algorithm.micro_batch import filler, micro_batch
 from grpo_workload.algorithm.penalties import Penalties
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.sequence_part import SequencePart
+from support.trainer.samples import make_sample
 
 
 def batch_of(lengths, shared=()):
     """Return sequences of these numbers of prompt and completion tokens, with the experts of each token."""
-    samples = []
-    for prompt_tokens, tokens in lengths:
-        ids = tuple(range(3, 3 + tokens))
-        answer = Completion(token_ids=ids, logprobs=(0.0,) * tokens, text="", finish_reason="stop", weight_version=0)
-        prompt = Prompt(index=0, text="", token_ids=(1,) * prompt_tokens)
-        samples.append(Sample(prompt=prompt, completion=answer, reward=0.0, advantage=1.0))
+    samples = [make_sample((1,) * prompt, range(3, 3 + tokens)) for prompt, tokens in lengths]
     batch = micro_batch(samples, shared)
     return replace(batch, experts_NLX=torch.arange(batch.num_tokens).reshape(-1, 1, 1))
 

@@ -5,28 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_workload.algorithm.micro_batch import micro_batch
-from grpo_workload.algorithm.samples import Completion, Episode, Prompt, Sample
+from grpo_workload.algorithm.samples import Episode
+from support.trainer.samples import make_sample
 
 TOKENS = st.lists(st.integers(0, 99), min_size=1, max_size=9)
 GROUPS = st.lists(st.tuples(TOKENS, st.lists(TOKENS, min_size=1, max_size=4)), min_size=1, max_size=4)
 
 
-def make_sample(prompt, completion, *, has_context=False):
-    episode = Episode(context=((1, 2),)) if has_context and len(completion) > 2 else None
-    answer = Completion(
-        token_ids=tuple(completion),
-        logprobs=tuple(-0.25 * token for token in completion),
-        text="",
-        finish_reason="stop",
-        weight_version=0,
-        episode=episode,
-    )
-    asked = Prompt(index=0, text="", token_ids=tuple(prompt))
-    return Sample(prompt=asked, completion=answer, reward=1.0, advantage=float(len(completion)))
-
-
 def packed(groups, *, has_context=False):
-    samples = [make_sample(prompt, one, has_context=has_context) for prompt, own in groups for one in own]
+    def sample(prompt, completion):
+        episode = Episode(context=((1, 2),)) if has_context and len(completion) > 2 else None
+        logprobs = tuple(-0.25 * token for token in completion)
+        return make_sample(prompt, completion, logprobs=logprobs, episode=episode, advantage=float(len(completion)))
+
+    samples = [sample(prompt, one) for prompt, own in groups for one in own]
     shared = [len(prompt) if number else 0 for prompt, own in groups for number in range(len(own))]
     return micro_batch(samples), micro_batch(samples, shared)
 

@@ -4,26 +4,17 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from grpo_workload.policy.memory import activation_offload
 from grpo_workload.policy.memory.activation_offload import Activations
+from support.families import make_model
 
 LAYERS = 6
 
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=100,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    built = AutoModelForCausalLM.from_config(config)
+    built = make_model("qwen2", num_hidden_layers=LAYERS)
     built.gradient_checkpointing_enable({"use_reentrant": False})
     return built.train()
 
@@ -41,7 +32,7 @@ def test_gradients_are_bitwise_equal_in_every_step(model, monkeypatch):
     moving, plain = Activations(torch.device("cpu")), gradient(model, nullcontext())
     for _ in range(2):
         assert torch.equal(gradient(model, moving.offloaded()), plain)
-    parked = [one for one in moving._parked if one.host.shape == (1, 50, 64)]
+    parked = [one for one in moving._parked if one.host.shape == (1, 50, 128)]
     assert len(parked) >= LAYERS
     assert all(one.back is None for one in parked), "a copy on the device was kept after its use"
 

@@ -4,28 +4,24 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
-from grpo_workload.algorithm.samples import Completion, Episode, Fork, Prompt, Sample
+from grpo_workload.algorithm.samples import Episode, Fork, Prompt, Sample
 from grpo_workload.algorithm.step_plan import EpisodeFact, Fact, plan
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.loss.batch_loss import batch_loss
 from grpo_workload.training.exchange import micro_batches
+from support.families import make_model
+from support.trainer.samples import make_completion
 
 PROMPT = Prompt(index=0, text="", token_ids=(5, 6))
 BEGUN = (11, 12, 90, 91, 13)  # two own tokens, two that are read, and one of its own
 
 
 def completion_of(token_ids, **episode):
-    return Completion(
-        token_ids=token_ids,
-        logprobs=(-5.5,) * len(token_ids),
-        text="",
-        finish_reason="stop",
-        weight_version=0,
-        episode=Episode(**episode) if episode else None,
+    return make_completion(
+        token_ids, logprobs=(-5.5,) * len(token_ids), episode=Episode(**episode) if episode else None
     )
 
 
@@ -66,12 +62,6 @@ VARIANTS = [
     {"loss_type": "dr_grpo", "max_completion_length": 50},
     {"loss_type": "grpo", "importance_sampling_level": "sequence"},
 ]
-
-
-def make_model():
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=128, **shape))
 
 
 def facts_of(samples):
@@ -124,7 +114,7 @@ def test_an_episode_that_forked_trains_each_sampled_token_once_and_counts_once(v
     )
     made = plan([facts_of(SAMPLES)], training)
     assert (made.scale.num_sequences, made.scale.num_tokens) == (3, sum(OWN))
-    ours, theirs, loss, num_tokens = make_model(), make_model(), 0.0, 0
+    ours, theirs, loss, num_tokens = make_model("llama"), make_model("llama"), 0.0, 0
     head = LogprobHead(ours)
     for batch in micro_batches(made, SAMPLES, 0):
         output, _ = batch_loss(head.per_token(ours, batch, 0.7), batch, training, scale=made.scale)
@@ -146,7 +136,7 @@ def test_where_nothing_forks_no_bit_depends_on_the_number_of_sequences(variant):
     scale, found = plan([facts_of(SAMPLES[1:])], training).scale, []
     # A micro-batch has `tokens_B` as soon as one sequence of it is of several.
     for batch in (alone, replace(alone, tokens_B=torch.tensor([4.0, 2.0]))):
-        model = make_model()
+        model = make_model("llama")
         output, _ = batch_loss(LogprobHead(model).per_token(model, batch, 1.0), batch, training, scale=scale)
         output.loss.backward()
         found.append(gradients(model) | {"loss": output.loss.detach()})

@@ -5,22 +5,17 @@ from typing import Any
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    GPT2Config,
-    GPT2LMHeadModel,
-)
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.lora import LoraConfig
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.adapters.four_bit import quantize
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.policy.model.checkpoint_names import CheckpointNames, save_config
 from grpo_workload.storage.model_files import ModelFiles
 from grpo_workload.weights.export import Export
 from support.families import make_model
+from support.trainer.places import config_of
 from support.trainer.tiny_vision import make_tiny_vision
 
 CPU = torch.device("cpu")
@@ -88,7 +83,7 @@ def test_only_layers_that_nothing_else_reads_or_trains_are_in_4_bits(tmp_path):
     quantize(seeing := AutoModelForImageTextToText.from_pretrained(folder), config(), CPU)
     assert {path.split(".")[1] for path in layers_in_4_bits(seeing)} == {"language_model"}
     with pytest.raises(ConfigError, match=r"lora.loadIn4Bit: a gpt2 has no linear layers that can be in 4 bits"):
-        quantize(GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2)), config(), CPU)
+        quantize(make_model("gpt2"), config(), CPU)
 
 
 def test_a_pass_in_evaluation_mode_changes_neither_weights_nor_gradients():
@@ -114,5 +109,4 @@ def test_checkpoints_hold_no_constants_of_blocks():
     ("lora", "as_loaded"), [(None, True), ({}, True), ({"path": "/data/sft"}, False), ({"loadIn4Bit": True}, False)]
 )
 def test_the_first_push_is_compared_with_what_engines_loaded_only_where_it_is_that(lora, as_loaded):
-    job = {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
-    assert TrainerConfig.model_validate(job | {"lora": lora}).begins_as_loaded == as_loaded
+    assert config_of(lora=lora).begins_as_loaded == as_loaded

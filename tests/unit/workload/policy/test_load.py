@@ -12,12 +12,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from grpo_spec.errors import ConfigError
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.adapters.lora import add_adapters
 from grpo_workload.policy.model.load import apply_fitting, fuse_norms, load_model, remove_noise
 from support.families import make_config, make_model
+from support.trainer.places import config_of
 
-FIELDS: dict[str, Any] = {"dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
 LOSSES = {"cross_entropy", "fused_linear_cross_entropy"}
 
 
@@ -54,7 +53,7 @@ def test_other_norms_are_not_replaced():
 
 def test_weights_that_are_broken_or_of_another_shape_end_the_job(tmp_path):
     make_model("llama").save_pretrained(tmp_path)
-    config = TrainerConfig.model_validate(FIELDS | {"model": {"path": str(tmp_path)}})
+    config = config_of(model={"path": str(tmp_path)})
     make_config("llama", num_key_value_heads=4).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"model.path: the weights in \S+ do not have the shapes"):
         load_model(config, torch.device("cpu"))
@@ -120,12 +119,12 @@ def test_routers_choose_in_training_as_in_evaluation():
 
 def test_what_takes_no_part_in_training_on_text_is_frozen_and_has_no_adapters(tmp_path):
     make_model("gemma3", whole=True).save_pretrained(tmp_path)
-    fields = FIELDS | {"model": {"path": str(tmp_path)}}
-    model = load_model(TrainerConfig.model_validate(fields), torch.device("cpu"))
+    fields = {"model": {"path": str(tmp_path)}}
+    model = load_model(config_of(**fields), torch.device("cpu"))
     parts = {name: name.startswith(("model.language_model.", "lm_head.")) for name, _ in model.named_parameters()}
     assert {name: one.requires_grad for name, one in model.named_parameters()} == parts
     assert set(parts.values()) == {True, False}
-    assert add_adapters(model, TrainerConfig.model_validate(fields | {"lora": {}})) is not None
+    assert add_adapters(model, config_of(**fields, lora={})) is not None
     trained = [name for name, one in model.named_parameters() if one.requires_grad]
     assert trained
     assert all(name.startswith("model.language_model.") for name in trained)

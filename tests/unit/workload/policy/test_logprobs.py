@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.logprobs.head import LogprobHead
@@ -135,15 +134,7 @@ def test_frozen_weights_get_no_gradient():
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_gradients_of_a_model_with_tied_or_untied_output_layer(is_tied):
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": 259,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    model = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=is_tied))
+    model = make_model("llama", vocab_size=259, tie_word_embeddings=is_tied)
     ids, places = torch.randint(0, 259, (1, 12)), torch.tensor([2, 3, 7])
     targets = ids[0, places + 1]
     whole = model(input_ids=ids).logits[0, places].log_softmax(-1).gather(1, targets.unsqueeze(1)).sum()

@@ -9,38 +9,25 @@ import torch
 from peft.tuners.lora import LoraLayer
 from pydantic import ValidationError
 from torch.profiler import ProfilerActivity, profile
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.lora import LoraConfig
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.policy.adapters import adapter_weights
 from grpo_workload.policy.adapters.lora import Adapters, output_layers
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.weights.export import Export
 from support.families import STATEFUL, make_model
+from support.trainer.places import config_of
 
 IDS_BT = torch.arange(12).view(2, 6)
 
 
-def llama(*, tied: bool = False, hidden: int = 16, layers: int = 2, dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=tied,
-        attention_bias=True,
-    )
-    return LlamaForCausalLM(config).to(dtype)
+def llama(*, tied: bool = False, **fields: Any) -> Any:
+    return make_model("llama", tie_word_embeddings=tied, attention_bias=True, **fields)
 
 
 def gpt2() -> Any:
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    return make_model("gpt2")
 
 
 def train(model: Any) -> None:
@@ -145,8 +132,8 @@ def test_training_begins_with_saved_adapters_which_must_be_of_the_model(tmp_path
             Adapters(model, config(path=str(tmp_path / folder)), seed=1, excluded=excluded)
 
     refused(llama(), "has no adapter_model.safetensors", "none")
-    refused(llama(hidden=32), "size mismatch")
-    refused(llama(layers=3), "are not of this model, for example .*layers.2")
+    refused(llama(intermediate_size=32), "size mismatch")
+    refused(llama(num_hidden_layers=3), "are not of this model, for example .*layers.2")
     refused(gpt2(), "the model has no module q_proj")
     refused(llama(), "freezeVisionTower", excluded=("mlp",))
 
@@ -181,7 +168,7 @@ def test_both_output_layers_give_logprobs():
 
 def test_merging_allocates_at_most_two_weights_and_a_slice(monkeypatch):
     monkeypatch.setattr(adapter_weights, "SLICE_ELEMENTS", 4096)
-    adapters = Adapters(model := llama(hidden=256, layers=3, dtype=torch.bfloat16), config(), seed=1)
+    adapters = Adapters(model := llama(hidden_size=256, intermediate_size=512).bfloat16(), config(), seed=1)
     train(model)
     largest = max(p.numel() * p.element_size() for p in model.parameters())
     kept: Any = None  # a consumer holds a weight until it has the next one
@@ -275,13 +262,7 @@ def test_pushed_adapters_have_the_names_of_modules_and_a_scaled_b():
     ],
 )
 def test_adapters_that_engines_cannot_load_are_refused(section, message):
-    job = {
-        "model": {"path": "/m"},
-        "dataset": {"name": "d"},
-        "rewards": [{"name": "r", "accuracy": {}}],
-        "generation": {"topology": "Server"},
-    }
+    fields = {"generation": {"topology": "Server"}} | section
     with pytest.raises(ValidationError, match=message):
-        TrainerConfig.model_validate(job | section)
-    merged = {**section, "lora": {**section["lora"], "push": "merged"}}
-    assert not TrainerConfig.model_validate(job | merged).pushes_adapters
+        config_of(**fields)
+    assert not config_of(**fields | {"lora": section["lora"] | {"push": "merged"}}).pushes_adapters

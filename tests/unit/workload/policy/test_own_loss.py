@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import micro_batch
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.loss.batch_loss import batch_loss
 from grpo_workload.policy.loss.own_loss import OwnLoss
+from support.families import make_model
+from support.trainer.samples import make_sample
 
 FUNCTIONS = """
 import torch
@@ -82,7 +82,7 @@ def test_a_function_equal_to_the_built_in_one_trains_the_same_bits(options, corr
     for loss in (None, "my_losses:ppo"):
         training = TrainingConfig(loss=loss, importance_sampling_correction=correction, **options)
         own_loss = OwnLoss(training) if loss else None
-        model = make_model()
+        model = make_model("llama")
         head, optimizer = LogprobHead(model), torch.optim.AdamW(model.parameters(), lr=1e-2)
         batches = [make_batch(0), make_batch(1)]
         scale, outputs = LossScale(num_sequences=8, num_tokens=sum(int(one.mask_BC.sum()) for one in batches)), []
@@ -133,18 +133,9 @@ def test_what_cannot_be_trained_on_is_refused(name, message):
         own(name)
 
 
-def make_model():
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=256, **shape))
-
-
 def make_batch(seed):
-    generator = torch.Generator().manual_seed(seed)
-    samples = []
-    for index in range(4):
-        ids = tuple(torch.randint(3, 250, (3 + index,), generator=generator).tolist())
-        answer = Completion(token_ids=ids, logprobs=(-5.5,) * len(ids), text="", finish_reason="stop", weight_version=0)
-        prompt = Prompt(index=index, text="", token_ids=(5, 6))
-        samples.append(Sample(prompt=prompt, completion=answer, reward=0.0, advantage=(-1.0, 1.0, 0.0, 2.0)[index]))
+    generator, samples = torch.Generator().manual_seed(seed), []
+    for index, advantage in enumerate((-1.0, 1.0, 0.0, 2.0)):
+        ids = torch.randint(3, 128, (3 + index,), generator=generator).tolist()
+        samples.append(make_sample((5, 6), ids, logprobs=(-4.8,) * len(ids), advantage=advantage))
     return micro_batch(samples)

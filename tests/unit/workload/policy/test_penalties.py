@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
-from grpo_workload.algorithm.samples import Completion, Episode, Prompt, Sample
+from grpo_workload.algorithm.samples import Episode
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.logprobs.logprobs import logprobs_and_entropies
 from grpo_workload.policy.model.logit_change import LogitChange
 from support.families import make_model
+from support.trainer.samples import make_sample
 
 pytestmark = pytest.mark.usefixtures("small_slices")
 
@@ -28,11 +29,7 @@ def make_samples(random, words):
     """Samples whose tokens are from few words, so that most come again."""
     for prompt, completion in LENGTHS:
         ids = words[torch.randint(0, len(words), (prompt + completion,), generator=random)].tolist()
-        answer = Completion(
-            token_ids=tuple(ids[prompt:]), logprobs=(0.0,) * completion, text="", finish_reason="stop", weight_version=0
-        )
-        asked = Prompt(index=0, text="", token_ids=tuple(ids[:prompt]))
-        yield Sample(prompt=asked, completion=answer, reward=0.0, advantage=1.0)
+        yield make_sample(ids[:prompt], ids[prompt:])
 
 
 def penalised(logits_KV, samples, penalties):
@@ -49,12 +46,7 @@ def penalised(logits_KV, samples, penalties):
     return torch.stack(rows)
 
 
-PENALTIES = [
-    Penalties(1.3, 0.0, 0.0),
-    Penalties(1.0, 0.4, 0.0),
-    Penalties(1.0, 0.0, 0.7),
-    Penalties(0.8, -0.5, 0.3),
-]
+PENALTIES = [Penalties(*of) for of in ((1.3, 0.0, 0.0), (1.0, 0.4, 0.0), (1.0, 0.0, 0.7), (0.8, -0.5, 0.3))]
 
 
 @given(

@@ -14,13 +14,15 @@ from torch import Tensor
 from grpo_spec.errors import ConfigError
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Sample
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model import attention
 from grpo_workload.policy.model.load import load_model
 from grpo_workload.policy.model.rope import LONG, check_rope
 from grpo_workload.policy.trials.trial import try_policy
 from support.families import LONG_ROPE, SHORT, SIZES, make_config, make_model
+from support.trainer.places import config_of
+from support.trainer.samples import random_samples
 from support.trainer.stand_in_policy import stand_in_policy
 
 attention.register()
@@ -31,9 +33,7 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "facto
 
 
 def config_with(**generation: Any) -> TrainerConfig:
-    fields = {"model": {"name": "org/model"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
-    training = {"training": {"maxCompletionLength": 16}}
-    return TrainerConfig.model_validate(fields | training | {"generation": generation})
+    return config_of(model={"name": "org/model"}, training={"maxCompletionLength": 16}, generation=generation)
 
 
 def load(folder: Path, family: str, max_model_len: int, **fields: Any) -> Any:
@@ -48,14 +48,6 @@ def load(folder: Path, family: str, max_model_len: int, **fields: Any) -> Any:
     return load_model(config.model_copy(update={"model": model_fields}), torch.device("cpu"))
 
 
-def sample(length: int) -> Sample:
-    ids = torch.randint(3, SIZES["vocab_size"], (length,), generator=torch.Generator().manual_seed(length)).tolist()
-    answer = Completion(
-        token_ids=tuple(ids[1:]), logprobs=(0.0,) * (length - 1), text="", finish_reason="stop", weight_version=0
-    )
-    return Sample(prompt=Prompt(index=0, text="", token_ids=(ids[0],)), completion=answer, reward=1.0, advantage=1.0)
-
-
 def passes(model: Any, batches: list[list[Sample]]) -> tuple[list[Tensor], list[Tensor]]:
     """Log-probabilities of each sequence, and the gradients of their sum."""
     model.zero_grad()
@@ -68,7 +60,7 @@ def passes(model: Any, batches: list[list[Sample]]) -> tuple[list[Tensor], list[
 @pytest.mark.parametrize("family", [*LONG, "dynamic"])
 def test_neighbours_do_not_change_a_sequence(family, tmp_path):
     fields = DYNAMIC if family == "dynamic" else LONG_ROPE
-    samples = [sample(length) for length in LENGTHS]
+    samples = random_samples(*((1, length - 1) for length in LENGTHS))
     model = load(tmp_path, "llama" if family == "dynamic" else family, CONTEXT, **fields)
     packed, packed_gradients = passes(model, [samples])
     alone, gradients = passes(model, [[one] for one in samples])

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from grpo_spec.errors import ConfigError
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Sample
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model import attention
 from grpo_workload.policy.model.router_replay import RouterReplay, check_routed, find_routers
 from grpo_workload.policy.step.reference import Reference
 from grpo_workload.policy.trials.trial import try_policy
 from support.families import FAMILIES, SIZES, make_model
+from support.trainer.places import config_of
+from support.trainer.samples import random_samples
 from support.trainer.stand_in_policy import stand_in_policy
 
 attention.register()
@@ -29,20 +30,9 @@ PACKED = [name for name, fields in FAMILIES.items() if "num_experts_per_tok" in 
 def make_samples(*lengths: tuple[int, int]) -> list[Sample]:
     """Samples of these lengths of prompt and completion, with random experts for each token and layer."""
     random, made = np.random.default_rng(0), []
-    for prompt, completion in lengths:
-        tokens = prompt + completion
-        ids = random.integers(3, SIZES["vocab_size"], tokens).tolist()
+    for sample, tokens in zip(random_samples(*lengths), map(sum, lengths), strict=True):
         order = random.random((tokens - 1, SIZES["num_hidden_layers"], EXPERTS)).argsort(axis=2)
-        answer = Completion(
-            token_ids=tuple(ids[prompt:]),
-            logprobs=(0.0,) * completion,
-            text="",
-            finish_reason="stop",
-            weight_version=0,
-            routed_experts=order[:, :, :2].astype(np.uint8),
-        )
-        asked = Prompt(index=0, text="", token_ids=tuple(ids[:prompt]))
-        made.append(Sample(prompt=asked, completion=answer, reward=1.0, advantage=1.0))
+        made.append(with_experts(sample, order[:, :, :2].astype(np.uint8)))
     return made
 
 
@@ -133,29 +123,7 @@ def test_the_reference_chooses_by_itself():
 @pytest.mark.parametrize("family", PACKED)
 def test_the_trial_at_the_start_accepts_it(family):
     model, head = make_head(family)
-    policy = stand_in_policy(model, head)
-    try_policy(policy, CONFIG)
-
-
-CONFIG = TrainerConfig.model_validate(
-    {"model": {"name": "org/model"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
-)
-
-
-def test_the_trial_refuses_a_router_that_chooses_otherwise(monkeypatch):
-    model, _ = make_head("mixtral")
-    router = type(next(iter(find_routers(model).values())))
-
-    def by_sorting(self: Any, hidden: Tensor) -> tuple[Tensor, ...]:
-        logits = nn.functional.linear(hidden.reshape(-1, self.hidden_dim), self.weight)
-        scores, indices = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        return logits, scores[:, : self.top_k], indices[:, : self.top_k]
-
-    monkeypatch.setattr(router, "forward", by_sorting)
-    head = LogprobHead(model, replay=RouterReplay(model))
-    policy = stand_in_policy(model, head)
-    with pytest.raises(ConfigError, match=r"routerReplay: MixtralTopKRouter does not choose its experts by torch.topk"):
-        try_policy(policy, CONFIG)
+    try_policy(stand_in_policy(model, head), config_of())
 
 
 @pytest.mark.parametrize(
@@ -173,9 +141,8 @@ def test_models_whose_routers_cannot_be_replayed_are_refused(family, why):
 
 def test_a_family_that_sorts_its_experts_otherwise_is_refused_at_the_start():
     model, head = make_head("phimoe")
-    policy = stand_in_policy(model, head)
     with pytest.raises(ConfigError, match=r"routerReplay: PhimoeTopKRouter does not choose its experts by torch.topk"):
-        try_policy(policy, CONFIG)
+        try_policy(stand_in_policy(model, head), config_of())
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,19 @@ Family by family, with truncation, penalties and entropies: test_families.py. Un
 tests/trainer/policy/test_step.py.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, LlamaConfig
 
 from grpo_spec.lora import LoraConfig
-from grpo_spec.trainer import TrainerConfig
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import micro_batch
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Sample
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.loss.batch_loss import batch_loss
@@ -25,32 +26,22 @@ from grpo_workload.policy.model.attention_kernels import copied
 from grpo_workload.policy.model.sharing import why_apart
 from grpo_workload.policy.step.reference import Reference
 from support.families import make_model
+from support.trainer.places import config_of
+from support.trainer.samples import make_sample
 
 attention.register()
 GROUPS = (((5, 6, 7, 8, 9, 10), (4, 7, 1)), ((3,), (5,)), ((20, 21, 22), (2, 6)))
 SCALE = LossScale(num_sequences=6, num_tokens=25)
-JOB: dict[str, Any] = {
-    "model": {"name": "org/model"},
-    "dataset": {"name": "d"},
-    "rewards": [{"name": "r", "accuracy": {}}],
-}
-
 OFFLOADED = {"gradientCheckpointing": True, "offloadActivations": True}
 
 
 def make_samples() -> tuple[list[Sample], list[int]]:
     random, samples, shared = torch.Generator().manual_seed(0), [], []
     for prompt_ids, lengths in GROUPS:
-        prompt = Prompt(index=0, text="", token_ids=prompt_ids)
         for number, length in enumerate(lengths):
-            answer = Completion(
-                token_ids=tuple(torch.randint(3, 128, (length,), generator=random).tolist()),
-                logprobs=(-4.8,) * length,
-                text="",
-                finish_reason="stop",
-                weight_version=0,
-            )
-            samples.append(Sample(prompt=prompt, completion=answer, reward=1.0, advantage=(-1.0) ** number * length))
+            ids = torch.randint(3, 128, (length,), generator=random).tolist()
+            advantage = (-1.0) ** number * length
+            samples.append(make_sample(prompt_ids, ids, logprobs=(-4.8,) * length, advantage=advantage))
             shared.append(len(prompt_ids) if number else 0)
     return samples, shared
 
@@ -82,10 +73,7 @@ def test_losses_and_gradients_of_adapters_with_a_kl_term(options, offloads):
         batch = replace(batch, old_logprobs_BC=old_BT)
         model.train()
         ref_BT = reference.logprobs(batch, 0.7)
-        if offloads:
-            with Activations(torch.device("cpu")).offloaded():
-                values = head.per_token(model, batch, 0.7)
-        else:
+        with Activations(torch.device("cpu")).offloaded() if offloads else nullcontext():
             values = head.per_token(model, batch, 0.7)
         output, _ = batch_loss(values, batch, training, scale=SCALE, ref_logprobs_BT=ref_BT)
         output.loss.backward()
@@ -126,11 +114,7 @@ def test_gradients_of_copies_are_summed_in_float32():
     ],
 )
 def test_what_keeps_prompts_apart_is_named(family, fields, reason):
-    from transformers import AutoConfig, LlamaConfig
-
-    class UnknownConfig(LlamaConfig):
-        model_type = "unknown"
-
-    model_config = UnknownConfig() if family == "unknown" else AutoConfig.for_model(family)
-    said = why_apart(TrainerConfig.model_validate(JOB | fields), model_config)
+    unknown = type("UnknownConfig", (LlamaConfig,), {"model_type": "unknown"})
+    model_config = unknown() if family == "unknown" else AutoConfig.for_model(family)
+    said = why_apart(config_of(**fields), model_config)
     assert said is None if reason is None else reason in str(said)

@@ -1,5 +1,6 @@
 """MLPs in tiles have the outputs and gradients of whole ones, and compute each token as often."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import peft
@@ -19,7 +20,6 @@ TOKENS = 33
 def small(monkeypatch):
     monkeypatch.setattr(tiles, "TILE", 7)
     monkeypatch.setattr(activation_offload, "MIN_BYTES", 1)
-    return
 
 
 def made(family: str, *, lora: float | None = None, **fields: Any) -> Any:
@@ -43,10 +43,7 @@ def passes(model: Any, *, on: bool, offloads: bool = False) -> tuple[Tensor, dic
     handle = layer.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].size(-2)))
     ids = torch.randint(3, 100, (1, TOKENS), generator=torch.Generator().manual_seed(1))
     torch.manual_seed(2)
-    if offloads:
-        with Activations(torch.device("cpu")).offloaded():
-            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-    else:
+    with Activations(torch.device("cpu")).offloaded() if offloads else nullcontext():
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
     loss.backward()
     handle.remove()

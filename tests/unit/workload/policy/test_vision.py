@@ -13,21 +13,21 @@ from torch import Tensor
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import VISION_FAMILIES
 from grpo_spec.lora import LoraConfig
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import filler, micro_batch
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Sample
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model import attention, vision
 from grpo_workload.policy.trials.memory_trial import longest_sample
 from grpo_workload.policy.trials.trial import try_policy
 from support.families import make_model
+from support.trainer.places import config_of
+from support.trainer.samples import make_sample
 from support.trainer.stand_in_policy import stand_in_policy
 from support.trainer.tiny_vision import END, FAMILIES, IMAGE, START, make_inputs, make_vision_model
 
 attention.register()
 TWIN = 262  # a word whose weights are those of the image's token
-CONFIG = {"model": {"name": "org/model"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
 
 
 def make_sharp_model(family: str, implementation: str) -> Any:
@@ -42,25 +42,17 @@ def make_sharp_model(family: str, implementation: str) -> Any:
     return model
 
 
-def make_sample(family: str, sizes: list[tuple[int, int]], completion: list[int]) -> Sample:
+def with_images(family: str, sizes: list[tuple[int, int]], completion: list[int]) -> Sample:
     images, counts = make_inputs(family, sizes) if sizes else (None, [])
     ids = [40, 50, *(token for count in counts for token in [START, *[IMAGE] * count, END]), 60, 70]
-    answer = Completion(
-        token_ids=tuple(completion),
-        logprobs=(0.0,) * len(completion),
-        text="",
-        finish_reason="stop",
-        weight_version=0,
-    )
-    prompt = Prompt(index=0, text="", token_ids=tuple(ids), images=images)
-    return Sample(prompt=prompt, completion=answer, reward=1.0, advantage=1.0)
+    return make_sample(ids, completion, images=images)
 
 
 def samples(family: str) -> list[Sample]:
     return [
-        make_sample(family, [], [90, 91, 92]),
-        make_sample(family, [(2, 3)], [100, 101, 102, 103, 104]),
-        make_sample(family, [(1, 2), (3, 2)], [110, IMAGE, 112]),  # an image's token that was sampled
+        with_images(family, [], [90, 91, 92]),
+        with_images(family, [(2, 3)], [100, 101, 102, 103, 104]),
+        with_images(family, [(1, 2), (3, 2)], [110, IMAGE, 112]),  # an image's token that was sampled
     ]
 
 
@@ -178,8 +170,7 @@ def test_a_frozen_tower_gets_no_adapters_and_engines_have_none_for_it(family, is
 def test_the_trial_at_the_start_accepts_it(family):
     model = make_sharp_model(family, attention.VARLEN).to(torch.bfloat16)
     vision.adapt(model)
-    policy = stand_in_policy(model)
-    try_policy(policy, TrainerConfig.model_validate(CONFIG))
+    try_policy(stand_in_policy(model), config_of())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -187,7 +178,7 @@ def test_the_longest_sequence_has_the_images_of_its_prompt(family):
     model = make_vision_model(family)
     vision.adapt(model)
     policy: Any = SimpleNamespace(module=model)
-    sample = longest_sample(policy, 80, 20, make_sample(family, [(48, 32)], [1]).prompt)
+    sample = longest_sample(policy, 80, 20, with_images(family, [(48, 32)], [1]).prompt)
     with torch.no_grad():
         logprobs_BT = LogprobHead(model).per_token(model, micro_batch([sample]), 1.0).logprobs_BT
     assert logprobs_BT.shape == (1, 20)

@@ -14,26 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_spec.generation import Topology
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.training.balance import FEWEST_ROUNDS, MOST_ROUNDS, STEADY, Advisor, Balance, Shares, advise, nearest
 from support.paths import ROOT
+from support.trainer.places import config_of
 
 SIZES = (1,)
 
 
 def make_advisor(staleness=1, topology="Server", together=1):
-    training, generation = {"maxStaleness": staleness, "stepsPerGeneration": together}, {"topology": topology}
-    return Advisor(
-        TrainerConfig.model_validate(
-            {
-                "model": {"path": "/m"},
-                "dataset": {"path": "/d"},
-                "rewards": [{"name": "a", "function": "a:b"}],
-                "training": training,
-                "generation": generation,
-            }
-        )
-    )
+    training = {"maxStaleness": staleness, "stepsPerGeneration": together}
+    return Advisor(config_of(training=training, generation={"topology": topology}))
 
 
 def add(advisor, seconds, waiting, idle, sizes, longest=64):

@@ -1,18 +1,19 @@
 """When an evaluation is due, which problems it has, and what its metrics are."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from grpo_spec.evaluation import EvaluationConfig
-from grpo_spec.inputs import DatasetConfig
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.tool_schemas import ToolSchemas
 from grpo_workload.rewards.table import tabulate
 from grpo_workload.training.evaluation import SEED, is_due, is_due_at_start, load_evaluation
 from grpo_workload.training.step_metrics import summarise_evaluation
+from support.trainer.places import config_of
 from support.trainer.tiny_model import make_tiny_tokenizer
 from support.trainer.tool_template import TOOL_TEMPLATE
 
@@ -20,15 +21,12 @@ GYM = {"reasoningGym": {"dataset": "basic_arithmetic", "size": 50}}
 
 
 def make_config(evaluation: dict[str, Any] | None = None, **training: Any) -> TrainerConfig:
-    return TrainerConfig.model_validate(
-        {
-            "model": {"name": "m"},
-            "dataset": GYM,
-            "rewards": [{"name": "right", "reasoningGym": {}}],
-            "generation": {"maxModelLen": 4096},
-            "training": training,
-            "evaluation": {"dataset": GYM, "everySteps": 10} | (evaluation or {}),
-        }
+    return config_of(
+        dataset=GYM,
+        rewards=[{"name": "right", "reasoningGym": {}}],
+        generation={"maxModelLen": 4096},
+        training=training,
+        evaluation={"dataset": GYM, "everySteps": 10} | (evaluation or {}),
     )
 
 
@@ -132,14 +130,7 @@ def test_what_cannot_be_sampled_is_refused(change, complaint):
 
 
 def test_rows_that_are_trained_on_are_refused():
-    base = make_config().model_dump(mode="json", by_alias=True, exclude_none=True)
     for other, is_same in [({}, True), ({"split": "test"}, False), ({"promptTemplate": "{prompt}!"}, True)]:
-        changed = base | {
-            "dataset": {"name": "d"},
-            "evaluation": {"dataset": DatasetConfig(name="d").model_dump(exclude_none=True) | other, "everySteps": 1},
-        }
-        if is_same:
-            with pytest.raises(ValidationError, match="the same rows as dataset"):
-                TrainerConfig.model_validate(changed)
-        else:
-            TrainerConfig.model_validate(changed)
+        evaluation = {"dataset": {"name": "d", "split": "train", "shuffle": True} | other, "everySteps": 1}
+        with pytest.raises(ValidationError, match="the same rows as dataset") if is_same else nullcontext():
+            config_of(evaluation=evaluation)

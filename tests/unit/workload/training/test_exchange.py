@@ -4,21 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_spec.training import TrainingConfig
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import Fact, plan
 from grpo_workload.training.exchange import micro_batches
+from support.trainer.samples import make_sample
 
 
 def fact(tokens=4, *, advantage=0.5):
     return Fact(prompt_tokens=2, tokens=tokens, is_truncated=False, reward=1.0, advantage=advantage)
-
-
-def make_sample(fact):
-    answer = Completion(
-        token_ids=(7,) * fact.tokens, logprobs=(0.0,) * fact.tokens, text="", finish_reason="stop", weight_version=0
-    )
-    prompt = Prompt(index=0, text="", token_ids=(1,) * fact.prompt_tokens)
-    return Sample(prompt=prompt, completion=answer, reward=fact.reward, advantage=fact.advantage)
 
 
 @given(
@@ -30,7 +22,7 @@ def test_all_ranks_have_equally_many_micro_batches(tokens, budget):
     for rank in range(len(tokens)):
         # Only where no sample moves: then micro_batches needs no collective.
         if all(piece.owner == owner for owner, bins in enumerate(work.bins) for pieces in bins for piece in pieces):
-            batches = list(micro_batches(work, [make_sample(fact(count)) for count in tokens[rank]], rank))
+            batches = list(micro_batches(work, [make_sample((1, 1), (7,) * count) for count in tokens[rank]], rank))
             assert len(batches) == work.num_micro_batches
             assert sum(batch.num_tokens for batch in batches) == work.fed_tokens(rank)
             assert sum(batch.num_tokens for batch in batches if batch.mask_BC.any()) == sum(

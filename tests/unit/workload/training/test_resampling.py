@@ -68,11 +68,6 @@ def test_a_group_teaches_if_any_of_its_completions_has_an_advantage():
     assert not teaches([1.0, 1.0], [[0.3, 0.9], [0.7, 0.1]], [1.0, 1.0], gdpo), "they cancel out but for rounding"
 
 
-def test_a_step_that_replaces_groups_has_no_later_steps_begun_before_it():
-    with pytest.raises(ValueError, match="maxStaleness over 0 needs maxResampleTimes 0"):
-        TrainingConfig(max_staleness=1, max_resample_times=1)
-
-
 class Halves(Sampled):
     """A generator that notes the prompts' rows of each call, until it sleeps."""
 

@@ -208,10 +208,3 @@ def test_kl_divergences_are_subtracted_from_rewards(tmp_path):
     assert [[fact.advantage for fact in own] for own in facts] == [[0.5, -0.5, 1, -1], [0, 0, 0, 0]]
     assert {fact.reward for own in facts for fact in own} == {1.0}, "metrics are of rewards without it"
     assert [rollout.metrics["kl"] for rollout in rollouts.values()] == [2, 4]
-
-
-def test_later_steps_do_not_begin_early_where_steps_share_a_generation():
-    for reuse in ({"steps_per_generation": 2}, {"num_iterations": 2}):
-        with pytest.raises(ValueError, match="maxStaleness over 0 needs stepsPerGeneration 1 and numIterations 1"):
-            TrainingConfig(max_staleness=1, **reuse)
-        assert TrainingConfig(**reuse).steps_per_push == 2

@@ -2,15 +2,14 @@
 
 import pytest
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.training.session_advice import SessionAdvisor
+from support.trainer.places import config_of
 
 
 def advise(*steps: tuple[float, float, float], together: int = 1) -> str | None:
     """Return the advice after steps, each with seconds that episodes waited, of generating, and of the whole."""
-    config = {"model": {"path": "/m"}, "dataset": {"path": "/d"}, "rewards": [{"name": "a", "function": "a:b"}]}
     training = {"promptsPerStep": 4, "numGenerations": 8, "stepsPerGeneration": together}
-    advisor, said = SessionAdvisor(TrainerConfig.model_validate(config | {"training": training})), None
+    advisor, said = SessionAdvisor(config_of(training=training)), None
     for waited, generating, seconds in steps:
         said = advisor.add({"episodes/wait_seconds/mean": waited, "ranks/generate_seconds/max": generating}, seconds)
     return said

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights.differ import WeightsDifferError
+from support.trainer.places import config_of
 
 pytestmark = pytest.mark.usefixtures("only_rank")
 
-CONFIG = {"model": {"name": "org/model", "dtype": "bfloat16"}, "dataset": {"name": "d"}}
 TOKENS = 8
 
 
@@ -35,8 +34,7 @@ def check(values: dict[str, float], gain: float = 0.0, **engine_args: str) -> No
 
     The trainer's is -1; rounding, by 1e-7, moves it by `gain` times as much.
     """
-    more = {"rewards": [{"name": "r", "accuracy": {}}], "generation": {"engineArgs": engine_args}}
-    config = TrainerConfig.model_validate(CONFIG | more)
+    config = config_of(model={"name": "m", "dtype": "bfloat16"}, generation={"engineArgs": engine_args})
     model = Model(gain)
     policy: Any = SimpleNamespace(logprobs=lambda batch: model(), module=model)
     engines: Any = SimpleNamespace(
