@@ -34,25 +34,30 @@ def make_trials(found=None):
     return SimpleNamespace(tokens=Trials(Path("/nowhere"), "", found).tokens, keep=lambda found: None)
 
 
+def call(contract, policy, folder, longest, *, generator=None, images=False, found=None):
+    settled = settle_micro_batches(
+        contract,
+        policy,
+        generator,
+        rank=0,
+        weight_version=0,
+        longest=longest,
+        has_images=images,
+        state_dir=folder,
+        trials=make_trials(found),
+    )
+    return settled.config.training.max_tokens_per_micro_batch
+
+
 @pytest.mark.parametrize(
     ("training", "halvings", "tokens"),
     [({}, 0, 8192), ({}, 2, 2048), ({"maxTokensPerMicroBatch": 3000}, 1, 3000)],
 )
 def test_without_a_gpu_nothing_is_measured_and_a_set_size_is_kept(training, halvings, tokens, tmp_path, caplog):
     caplog.set_level("INFO")
-    contract = settle_micro_batches(
-        make_contract(training, halvings=halvings),
-        CPU,
-        None,
-        rank=0,
-        weight_version=0,
-        longest=Longest(None, True),
-        has_images=False,
-        state_dir=tmp_path,
-        trials=make_trials(),
-    )
-    assert contract.config.training.max_tokens_per_micro_batch == tokens
-    assert list(Path(tmp_path).iterdir()) == [], "it enters no phase"
+    contract = make_contract(training, halvings=halvings)
+    assert call(contract, CPU, tmp_path, Longest(None, True)) == tokens
+    assert list(tmp_path.iterdir()) == [], "it enters no phase"
     why = ": training.maxTokensPerMicroBatch" if training else ", the default without a GPU"
     assert f"micro-batches of {tokens} tokens{why}" in caplog.text
     assert (f"halved {counted(halvings, 'time')} after running out of memory" in caplog.text) == (halvings > 0)
@@ -77,18 +82,10 @@ def settle(monkeypatch, tmp_path, choice, *, prompt=None, known=True, training=N
         device=torch.device("cuda", 0), module=SimpleNamespace(config=LlamaConfig()), weights=lambda: iter(())
     )
     generator = SimpleNamespace(sleep=lambda: None, sync_weights=lambda weights, version: None)
-    settled = settle_micro_batches(
-        make_contract(training or {}, **config),
-        policy,
-        generator,
-        rank=0,
-        weight_version=0,
-        longest=Longest(prompt or Prompt(index=0, text="", token_ids=(7,) * 100), known),
-        has_images=prompt is not None and prompt.images is not None,
-        state_dir=tmp_path,
-        trials=make_trials(found),
-    )
-    return settled.config.training.max_tokens_per_micro_batch, tried[0] if tried else None
+    longest = Longest(prompt or Prompt(index=0, text="", token_ids=(7,) * 100), known)
+    contract, images = make_contract(training or {}, **config), longest.prompt.images is not None
+    tokens = call(contract, policy, tmp_path, longest, generator=generator, images=images, found=found)
+    return tokens, tried[0] if tried else None
 
 
 @pytest.mark.parametrize(("prompt_tokens", "is_tried"), [(99, True), (100, False), (200, False)])

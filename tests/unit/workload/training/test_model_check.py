@@ -7,6 +7,7 @@ import peft
 import pytest
 import torch
 from peft import LoraConfig
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaConfig, PreTrainedConfig
 
@@ -22,26 +23,19 @@ from grpo_workload.training.model_findings import Finding, answers
 from grpo_workload.training.subject import Subject
 from grpo_workload.weights.export import full
 from support.families import FAMILIES, LONG_ROPE, MASKED, SIZES, STATEFUL, make_config, make_model
+from support.trainer.places import contract_json
 from support.trainer.tiny_model import make_tiny_model
 from support.trainer.tiny_vision import FAMILIES as VISION
 from support.trainer.tiny_vision import make_tiny_vision
 from support.trainer.tool_template import TOOL_TEMPLATE
 
 LLAMA = LlamaConfig(**SIZES)
-JOB = {
-    "job": {"namespace": "n", "name": "j", "uid": "u"},
-    "attempt": 0,
-    "device": "cpu",
-    "durable": True,
-    "members": [{"pod": "p", "group": "g", "host": "h", "gpus": 2, "rankOffset": 0}],
-}
-CONFIG = {"dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
 
 
 def make_contract(folder: Path, model: dict[str, Any] | None = None, **sections: Any) -> Contract:
     sections["training"] = {"maxCompletionLength": 16} | sections.get("training", {})
-    config = CONFIG | {"model": {"path": str(folder)} | (model or {})} | sections
-    return Contract.model_validate(JOB | {"config": config})
+    config = {"model": {"path": str(folder)} | (model or {})} | sections
+    return Contract.model_validate(contract_json(config, gpus=2, device="cpu"))
 
 
 def check(folder: Path, config: PreTrainedConfig, model: dict[str, Any] | None = None, **sections: Any) -> None:
@@ -55,18 +49,12 @@ def shapes(model: Any) -> set[tuple[str, tuple[int, ...]]]:
     return {(spec.name, spec.shape) for group in CheckpointNames(model).group(full(model)) for spec in group.specs}
 
 
-def settings_of(family: str) -> dict[str, Any]:
-    size = 1 if family in STATEFUL | MASKED else None
-    return {
-        "model": {"attention": "eager" if family in MASKED else "varlen"},
-        "training": {"perDeviceTrainBatchSize": size},
-    }
-
-
 @pytest.mark.parametrize("family", [*FAMILIES, *STATEFUL, *MASKED])
 @pytest.mark.parametrize("lora", [{}, {"lora": {}}], ids=["all", "lora"])
 def test_families_work_without_their_weights(family, lora, tmp_path):
-    check(tmp_path, make_config(family), **settings_of(family), **lora)
+    model = {"attention": "eager" if family in MASKED else "varlen"}
+    size = 1 if family in STATEFUL | MASKED else None
+    check(tmp_path, make_config(family), model, training={"perDeviceTrainBatchSize": size}, **lora)
 
 
 @pytest.mark.parametrize("lora", [{}, {"lora": {}}], ids=["all", "lora"])
@@ -83,6 +71,8 @@ def test_the_empty_model_has_the_checkpoint_names_and_shapes_of_the_loaded_one(f
     config = make_contract(tmp_path).config
     loaded, empty = load_model(config, torch.device("cpu")), empty_model(config)
     assert shapes(empty) == shapes(loaded)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert shapes(loaded) == {(name, tuple(tensor.shape)) for name, tensor in saved.items()}
     assert {one.device.type for one in empty.parameters()} == {"meta"}
 
 
@@ -154,17 +144,18 @@ def test_saved_adapters_must_be_of_the_model(tmp_path):
 def test_files_that_are_no_model_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"model.path: there is no folder .*/none in the container; is its volume"):
         refuse_unfit(Subject(make_contract(tmp_path / "none")), logs=False)
-    with pytest.raises(ConfigError, match=r"model.path: cannot load .*: Unrecognized model"):
-        refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
-    (tmp_path / "config.json").write_text('{"model_type": "of_tomorrow"}')
-    with pytest.raises(ConfigError, match=r"model.path: cannot load .* model type `of_tomorrow`"):
-        refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": "wide"}')
-    with pytest.raises(ConfigError, match=r"model.path: cannot load .*hidden_size.*; use another model"):
-        refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
-    (tmp_path / "config.json").write_text('{"model_type": "dbrx", "attn_config": {}}')
-    with pytest.raises(ConfigError, match=r"model.path: cannot load .*: AttributeError: .*rope_theta.*; use another"):
-        refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
+    for content, message in (
+        ("{}", "cannot load .*: Unrecognized model"),
+        ('{"model_type": "of_tomorrow"}', "cannot load .* model type `of_tomorrow`"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "cannot load .*hidden_size.*; use another model"),
+        (
+            '{"model_type": "dbrx", "attn_config": {}}',
+            "cannot load .*: AttributeError: .*rope_theta.*; use another",
+        ),
+    ):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ConfigError, match=f"model.path: {message}"):
+            refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
     LoraConfig(base_model_name_or_path="org/base").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"model.path: .* holds adapters, .*merge_and_unload\(\)"):
         refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
@@ -195,10 +186,12 @@ def test_all_aspects_of_a_model_that_works(tmp_path):
 def test_a_job_that_cannot_fit_is_refused_with_what_would(tmp_path):
     make_config("llama").save_pretrained(tmp_path)
     large = make_contract(tmp_path, generation={"kvCacheMemory": "100Gi", "maxModelLen": 64})
-    with pytest.raises(ConfigError, match=r"rank 0 \(p\) needs .* 100.0 GiB of KV cache.* generation.kvCacheMemory: "):
+    with pytest.raises(
+        ConfigError, match=r"rank 0 \(job-a-0\) needs .* 100.0 GiB of KV cache.* generation.kvCacheMemory: "
+    ):
         memory(Subject(large, 80 * 2**30))
     fits = make_contract(tmp_path, generation={"kvCacheMemory": "10Gi", "maxModelLen": 64})
-    assert "rank 0 (p) is planned to need" in memory(Subject(fits, 80 * 2**30))
+    assert "rank 0 (job-a-0) is planned to need" in memory(Subject(fits, 80 * 2**30))
 
 
 def test_a_start_makes_one_model_for_its_check_and_one_for_its_plan(tmp_path, monkeypatch):
