@@ -1,6 +1,5 @@
 """The engine that holds up a push is named in time. Workers count in a real store; the clock is the test's."""
 
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -21,18 +20,9 @@ class Push:
         self.store = dist.HashStore()
         clients = []
         for name in "abc":
-            engine = Engine(
-                name=name,
-                pod=name,
-                group="g",
-                host="h",
-                port=80,
-                devices=(0,),
-                elastic=name in elastic,
-                tensor_parallel=2 if name == "a" else 1,
-            )
-            nobody: Any = None
-            clients.append(EngineClient(engine, nobody, 5))
+            sizes = {"elastic": name in elastic, "tensor_parallel": 2 if name == "a" else 1}
+            engine = Engine(name=name, pod=name, group="g", host="h", port=80, devices=(0,), **sizes)
+            clients.append(EngineClient(engine, None, 5))
         self.seats = [(clients[0], range(1, 3)), (clients[1], range(3, 4)), (clients[2], range(4, 5))]
         self.begin()
 

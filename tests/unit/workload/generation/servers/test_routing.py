@@ -2,8 +2,7 @@
 
 import asyncio
 
-import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grpo_spec.contract import Engine
@@ -11,55 +10,29 @@ from grpo_workload.generation.servers.routing import SAMPLES_IN_FLIGHT, Idle, La
 
 
 def engine(index: int, data_parallel: int = 1) -> Engine:
-    return Engine(
-        name=f"engine-{index}",
-        pod=f"engine-{index}",
-        group="generation",
-        host="h",
-        port=8000,
-        data_parallel=data_parallel,
-        devices=tuple(range(data_parallel)),
-    )
+    name, copies = f"engine-{index}", {"data_parallel": data_parallel, "devices": range(data_parallel)}
+    return Engine(name=name, pod=name, group="generation", host="h", port=8000, **copies)
 
 
-def lanes(*in_flight: int) -> list[Lane]:
-    return [Lane(engine(index), in_flight=count) for index, count in enumerate(in_flight)]
-
-
-@pytest.mark.parametrize(
-    ("in_flight", "first", "expected"),
-    [
-        ((8, 0, 8), 0, 1),
-        ((8, 8, 16), 0, 0),
-        ((8, 8, 16), 1, 1),
-        ((0, 0, 0), 5, 2),
-        ((256, 256, 249), 0, None),
-        ((256, 256, 248), 0, 2),
-    ],
+@given(
+    lanes=st.lists(
+        st.tuples(st.integers(0, 32).map(lambda eights: 8 * eights), st.integers(1, 3)), min_size=1, max_size=6
+    ),
+    num_samples=st.integers(1, 1100),
+    first=st.integers(0, 100),
 )
-def test_the_lane_with_room_and_the_fewest_in_flight_is_chosen(in_flight, first, expected):
-    all_lanes = lanes(*in_flight)
-    chosen = choose(all_lanes, 8, first)
-    assert chosen is (None if expected is None else all_lanes[expected])
-
-
-def test_load_is_counted_for_each_copy_of_an_engine():
-    single, double = Lane(engine(0), in_flight=8), Lane(engine(1, data_parallel=2), in_flight=12)
-    assert choose([single, double], 8, 0) is double
-
-
-def test_an_idle_engine_takes_a_group_of_any_size():
-    (lane,) = lanes(0)
-    assert choose([lane], SAMPLES_IN_FLIGHT * 4, 0) is lane
-
-
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.integers(1, 64), st.integers(0, 100))
-def test_no_lane_with_room_has_fewer_in_flight(in_flight, num_samples, first):
-    all_lanes = lanes(*in_flight)
-    chosen = choose(all_lanes, num_samples, first)
-    room = [lane for lane in all_lanes if lane.in_flight == 0 or lane.in_flight + num_samples <= SAMPLES_IN_FLIGHT]
-    assert (chosen is None) == (not room)
-    assert chosen is None or chosen.in_flight == min(lane.in_flight for lane in room)
+@example(lanes=[(8, 1), (8, 1), (16, 1)], num_samples=8, first=1)
+@example(lanes=[(256, 1), (256, 1), (248, 1)], num_samples=8, first=0)
+@example(lanes=[(8, 1), (12, 2)], num_samples=8, first=0)
+def test_the_next_lane_with_room_and_the_fewest_in_flight_for_each_copy_is_chosen(lanes, num_samples, first):
+    """An idle engine takes a group of any size."""
+    all_lanes = [Lane(engine(index, copies), in_flight=count) for index, (count, copies) in enumerate(lanes)]
+    room = [
+        (count / copies, (place - first) % len(lanes), place)
+        for place, (count, copies) in enumerate(lanes)
+        if count == 0 or count + num_samples <= SAMPLES_IN_FLIGHT * copies
+    ]
+    assert choose(all_lanes, num_samples, first) is (all_lanes[min(room)[2]] if room else None)
 
 
 def router(count: int, *, first: int = 0, process: str = "a") -> Router:
