@@ -45,8 +45,7 @@ class Engine:
     """Says texts, one a turn, cut where there is no room; keeps what it was asked."""
 
     def __init__(self, *says, seconds=0.0, error=None):
-        self.tokenizer = make_tiny_tokenizer()
-        self.tokenizer.chat_template = TOOL_TEMPLATE
+        self.tokenizer = make_tiny_tokenizer(template=TOOL_TEMPLATE)
         self.says, self.seconds, self.error, self.asked = says, seconds, error, []
 
     async def __call__(self, ask):

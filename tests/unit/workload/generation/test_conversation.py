@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.environments.base import ToolCall
@@ -15,6 +14,7 @@ from grpo_workload.generation.episode_draft import Turn
 from grpo_workload.generation.gateway.conversation import Conversation
 from grpo_workload.generation.gateway.refusal import RefusalError
 from grpo_workload.generation.gateway.request import read_request
+from support.trainer.places import config_of
 from support.trainer.tiny_model import make_tiny_tokenizer
 from support.trainer.tool_template import TOOL_TEMPLATE
 
@@ -31,11 +31,8 @@ class Words(ChatWords):
     """Without vLLM's parsers, which take seconds to import: `CALL` and a number is a call."""
 
     def __init__(self, template=TOOL_TEMPLATE):
-        tokenizer = make_tiny_tokenizer()
-        tokenizer.chat_template = template
-        rewards = [{"name": "r", "stopped": {}}]
-        config = {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": rewards}
-        super().__init__(TrainerConfig.model_validate(config), tokenizer)
+        tokenizer = make_tiny_tokenizer(template=template)
+        super().__init__(config_of(), tokenizer)
         self.tokenizer = tokenizer
 
     def parser(self, tools):
@@ -86,11 +83,9 @@ def test_a_conversation_is_its_tokens_in_order(turns, room, forgets):
     conversation, messages, asks, sampled = Conversation(words, room, None), [], [], []
     answer, refusals = None, []
     for said, text, num_calls, is_cut in turns:
-        new = [
-            {"role": "tool", "tool_call_id": one["id"], "content": "seen"}
-            for one in (answer.message.get("tool_calls", ()) if answer else ())
-        ]
-        messages += new + [{"role": role, "content": content} for role, content in said]
+        for one in answer.message.get("tool_calls", ()) if answer else ():
+            messages.append({"role": "tool", "tool_call_id": one["id"], "content": "seen"})
+        messages += [{"role": role, "content": content} for role, content in said]
         thought = "<think>\nhm\n</think>\n" if forgets else ""
         whole = thought + text + "".join(f"CALL{number}" for number in range(num_calls))
         try:

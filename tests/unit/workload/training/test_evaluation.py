@@ -63,8 +63,7 @@ def test_a_run_that_goes_on_makes_what_a_stop_left_out_and_nothing_twice():
 
 def test_ranks_share_the_same_problems_and_none_of_them_is_trained_on():
     config = make_config({"maxPrompts": 7})
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = None
+    tokenizer = make_tiny_tokenizer(template=None)
     whole, *parts = [
         load_evaluation(config, tokenizer, [], {}, rank=rank, world_size=size)
         for size, rank in [(1, 0), (9, 0), *((2, rank) for rank in range(2))]
@@ -78,8 +77,8 @@ def test_ranks_share_the_same_problems_and_none_of_them_is_trained_on():
 
 
 def test_problems_show_the_tools():
-    tokenizer, schema = make_tiny_tokenizer(), {"type": "function", "function": {"name": "add", "parameters": {}}}
-    tokenizer.chat_template = TOOL_TEMPLATE
+    tokenizer = make_tiny_tokenizer(template=TOOL_TEMPLATE)
+    schema = {"type": "function", "function": {"name": "add", "parameters": {}}}
     tools = ToolSchemas(tools=[schema])
     evaluation = load_evaluation(make_config({"maxPrompts": 1}), tokenizer, [], {}, rank=0, world_size=1, tools=tools)
     assert '"name": "add"' in tokenizer.decode(evaluation.prompts[0].token_ids)

@@ -1,6 +1,5 @@
 """The engine that holds up a push is named in time. Workers count in a real store; the clock is the test's."""
 
-
 import pytest
 import torch.distributed as dist
 
