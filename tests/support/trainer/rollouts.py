@@ -14,10 +14,12 @@ from grpo_spec.environments import EpisodesConfig
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.base import SILENCE, Listener
+from grpo_workload.ranks.clock import Clock
 from grpo_workload.ranks.seeds import prompt_seed
 from grpo_workload.rewards.scorer import Function
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.journal import Journal, begin_branch
+from grpo_workload.training.rollout import Generation, roll_out
 from grpo_workload.training.run import Run
 
 SHARE = range(2)
@@ -104,3 +106,12 @@ def make_run(
     if run["journal"] is None:
         run["journal"] = Journal(folder, begin_branch(folder, attempt=0, step=first)[0], run["rank"])
     return Run(**run)
+
+
+def roll(folder: Path, generator: Sampled, **settings: Any) -> Generation:
+    """Return the first generation of a run with these settings of `make_run`, whose journal is closed then."""
+    run = make_run(folder, generator, **settings)
+    try:
+        return roll_out(run, 0, Clock())
+    finally:
+        run.journal.close()

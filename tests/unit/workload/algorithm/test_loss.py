@@ -77,19 +77,10 @@ MASK = torch.tensor([[1.0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])  # of 4 comple
 
 def plain_loss(scale, entropies=None, kept=None, **options):
     """The loss of completions with advantages 1, -2 and 9 whose ratios are 1."""
-    logprobs = torch.full((3, 4), -1.0)
-    training = TrainingConfig(max_completion_length=10, **options)
+    logprobs, advantages = torch.full((3, 4), -1.0), torch.tensor([1.0, -2, 9])
+    given = {"scale": scale, "training": TrainingConfig(max_completion_length=10, **options), "kept_B1": kept}
     entropy = None if entropies is None else torch.tensor(entropies)
-    return grpo_loss(
-        logprobs,
-        logprobs,
-        torch.tensor([1.0, -2, 9]),
-        MASK,
-        scale=scale,
-        training=training,
-        entropy_BT=entropy,
-        kept_B1=kept,
-    )
+    return grpo_loss(logprobs, logprobs, advantages, MASK, entropy_BT=entropy, **given)
 
 
 @pytest.mark.parametrize(
@@ -151,23 +142,6 @@ def test_a_batch_masked_completely_gives_loss_0_and_gradients_0(variant):
     assert all(value.item() == 0 for value in output.metrics.values())
 
 
-def test_clipped_tokens_get_no_gradient_and_are_counted():
-    ratios = torch.tensor([[0.5, 1.0, 1.25, 2.0]] * 2)
-    logprobs = ratios.log().requires_grad_()
-    output = grpo_loss(
-        logprobs,
-        torch.zeros(2, 4),
-        torch.tensor([1.0, -1.0]),
-        torch.ones(2, 4),
-        scale=LossScale(num_sequences=2, num_tokens=8),
-        training=TrainingConfig(epsilon=0.2, epsilon_high=0.3),
-    )
-    output.loss.backward()
-    assert (logprobs.grad == 0).tolist() == [[False, False, False, True], [True, False, False, False]]
-    means = token_means({name: value.item() for name, value in output.metrics.items()}, 8)
-    assert means == {"clip_ratio/low_mean": 1 / 8, "clip_ratio/high_mean": 1 / 8, "clip_ratio/region_mean": 2 / 8}
-
-
 def gradients(ratios, advantage, **options):
     """Gradient of the loss by the log-probability of each token: a row of one completion."""
     logprobs = torch.tensor([ratios]).log().requires_grad_()
@@ -176,6 +150,17 @@ def gradients(ratios, advantage, **options):
     output = grpo_loss(logprobs, zeros, advantages, ones, scale=scale, training=TrainingConfig(**options))
     output.loss.backward()
     return logprobs.grad[0] * len(ratios), {name: value.item() for name, value in output.metrics.items()}
+
+
+@pytest.mark.parametrize(
+    ("advantage", "is_clipped", "metric"),
+    [(1.0, [False, False, False, True], "high_mean"), (-1.0, [True, False, False, False], "low_mean")],
+)
+def test_clipped_tokens_get_no_gradient_and_are_counted(advantage, is_clipped, metric):
+    gradient, sums = gradients([0.5, 1.0, 1.25, 2.0], advantage, epsilon=0.2, epsilon_high=0.3)
+    assert (gradient == 0).tolist() == is_clipped
+    expected = dict.fromkeys(("clip_ratio/low_mean", "clip_ratio/high_mean"), 0) | {"clip_ratio/region_mean": 1 / 4}
+    assert token_means(sums, 4) == expected | {f"clip_ratio/{metric}": 1 / 4}
 
 
 def test_delta_bounds_the_ratio_where_the_advantage_is_negative():

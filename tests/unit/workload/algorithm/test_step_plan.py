@@ -1,4 +1,4 @@
-"""Ranks get even shares; only samples without a gradient are left out."""
+"""Ranks get even shares; only samples without a gradient are left out. Packing respects its limits, with few bins."""
 
 import pytest
 from hypothesis import given
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import FILLER_TOKENS
+from grpo_workload.algorithm.packing import pack
 from grpo_workload.algorithm.pieces import COPY, SAVING, Piece, Unit
 from grpo_workload.algorithm.step_plan import TOLERANCE, EpisodeFact, Fact, Plan, plan, spread
 
@@ -141,14 +142,8 @@ def test_groups_share_prompts_and_no_sequence_is_lost_or_alone_in_want_of_its_pr
 def test_a_prompt_is_shared_where_that_saves_enough_tokens():
     short, long = group(1, 9, 9, 9), group(100, 9, 9, 9, number=1)
     work = plan([[*short, *long]], TrainingConfig(), shares_prompts=True)
-    assert work.bins == [
-        [
-            [
-                *(Piece(0, 3 + number, 109, shared=100 if number else 0) for number in range(3)),
-                *(Piece(0, number, 10) for number in range(3)),
-            ]
-        ]
-    ]
+    shared = [Piece(0, 3 + number, 109, shared=100 if number else 0) for number in range(3)]
+    assert work.bins == [[[*shared, *(Piece(0, number, 10) for number in range(3))]]]
     assert SAVING * (1 + 3 * 9) > 3 * 10
     assert work.trained_tokens(0) == 100 + 3 * 9 + 3 * 10
 
@@ -174,3 +169,25 @@ def test_forks_of_an_episode_keep_their_prompts_to_themselves():
     )
     (bins,) = plan([[forked, *group(100, 8)]], TrainingConfig(), shares_prompts=True).bins
     assert bins == [[Piece(0, 0, 110), Piece(0, 1, 108, shared=100), Piece(0, 0, 12, 1)]]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), max_size=60), max_tokens=st.integers(1, 60), max_sequences=st.integers(1, 9)
+)
+def test_bins_hold_each_sequence_once_and_respect_their_limits(lengths, max_tokens, max_sequences):
+    bins = pack(lengths, max_tokens=max_tokens, max_sequences=max_sequences)
+    assert sorted(index for one in bins for index in one) == list(range(len(lengths)))
+    sums = [sum(lengths[index] for index in one) for one in bins]
+    assert all(total <= max_tokens or len(one) == 1 for total, one in zip(sums, bins, strict=True))
+    assert all(len(one) <= max_sequences for one in bins)
+    assert sums == sorted(sums, reverse=True)
+
+
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=60))
+def test_number_of_bins_is_at_most_twice_the_minimum_plus_1(lengths):
+    bins = pack(lengths, max_tokens=40, max_sequences=60)
+    assert len(bins) <= 2 * sum(lengths) / 40 + 1
+
+
+def test_long_sequences_are_placed_first_so_that_short_ones_fill_what_they_leave():
+    assert pack([3, 3, 3, 7, 7, 7], max_tokens=10, max_sequences=6) == [[3, 0], [4, 1], [5, 2]]

@@ -1,4 +1,5 @@
-"""PromptSource draws every row once an epoch, in an order that depends only on seed and step, and reads rows lazily.
+"""PromptSource draws every row once an epoch, in an order that depends only on seed and step, and reads rows lazily;
+ranks have even shares.
 
 How prompts are made from rows: tests/trainer/data/test_datasets.py.
 """
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.prompt_source import PromptSource
+from grpo_workload.data.shard import shard
 
 
 def make_source(num_rows, seed=0):
@@ -64,3 +66,12 @@ def test_rows_are_read_only_when_a_step_asks_for_them():
     assert read == []
     source.batch(4, 3)
     assert len(read) == 3
+
+
+@given(num_prompts=st.integers(1, 200), world_size=st.integers(1, 40))
+def test_shards_cover_every_prompt_once_in_even_shares(num_prompts, world_size):
+    shares = [shard(num_prompts, world_size, rank) for rank in range(world_size)]
+    assert [index for share in shares for index in share] == list(range(num_prompts))
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)

@@ -75,10 +75,7 @@ def test_what_cannot_show_tools_is_refused():
             [{"role": "user", "content": [{"type": "text", "text": "A"}]}],
             [{"role": "user", "content": [{"type": "text", "text": "A"}, {"type": "text", "text": " Go."}]}],
         ),
-        (
-            [*ASKED, {"role": "assistant", "content": "I"}],
-            [*ASKED, {"role": "assistant", "content": "I Go."}],
-        ),
+        ([*ASKED, {"role": "assistant", "content": "I"}], [*ASKED, {"role": "assistant", "content": "I Go."}]),
         ([{"role": "system", "content": "Play."}], [{"role": "system", "content": "Play. Go."}]),
     ],
 )

@@ -24,26 +24,23 @@ PROMPT = Prompt(index=7, text=[], token_ids=(10, 11), seed=5)
 
 
 class Words:
-    """Each CALL of a turn is a call; a result is its length in tokens of 500, then a 501."""
+    """See `episodes.Words`: each CALL of a turn is a call; a result is its length in tokens of 500, then a 501."""
 
     def calls(self, token_ids):
-        """See `episodes.Words`."""
         calls = [ToolCall(name="tool", arguments={"place": i}) for i, t in enumerate(token_ids) if t == CALL]
         return f"{list(token_ids)}", "content", calls
 
     def results(self, last, answers):
-        """See `episodes.Words`."""
         tokens = [500 for _, text in answers for _ in text] + [501]
         return tokens, [{"role": "tool", "name": name, "content": text} for name, text in answers]
 
     def observed(self, prompt, text):
-        """See `episodes.Words`."""
         return (*prompt.token_ids, *([20] * len(text)))
 
 
 @dataclass
 class Script:
-    """Sessions of which each does what it is told; counts what is open."""
+    """`Sessions` of which each does what it is told; counts what is open."""
 
     failures: list = field(default_factory=list)  # of each session: None, or where and what it raises
     observation: str = ""
@@ -54,7 +51,6 @@ class Script:
     num_open: int = 0
 
     def open(self, columns, seed):
-        """See `Sessions.open`."""
         self.opened.append(seed)
         self.num_open += 1
         failure = self.failures[len(self.opened) - 1] if len(self.opened) <= len(self.failures) else None
@@ -63,7 +59,7 @@ class Script:
 
 @dataclass
 class ScriptedSession:
-    """One of its sessions."""
+    """A `Session` of it."""
 
     script: Script
     failure: tuple | None
@@ -71,7 +67,6 @@ class ScriptedSession:
 
     @property
     def wait_seconds(self):
-        """See `Session`."""
         return self.script.wait_seconds
 
     def _fail(self, where):
@@ -79,48 +74,37 @@ class ScriptedSession:
             raise self.failure[1]
 
     async def reset(self):
-        """See `Session`."""
         self._fail("reset")
         return self.script.observation
 
     async def call(self, calls, seconds):
-        """See `Session`."""
         self.num_calls += 1
         self._fail(f"call {self.num_calls}")
         await asyncio.sleep(self.script.seconds)
         return [ToolResult(content=self.script.result, is_failed=call.arguments["place"] == 1) for call in calls]
 
     async def end(self):
-        """See `Session`."""
         self._fail("end")
         return 0.5, b"state"
 
     async def close(self):
-        """See `Session`."""
         self.script.num_open -= 1
 
 
 @dataclass
 class Model:
-    """Samples the same turns in each episode, and keeps what it was asked; cuts a turn where it has no room."""
+    """See `episodes.Sample`: the same turns in each episode, cut where there is no room; keeps what it was asked."""
 
     turns: list
     asked: list = field(default_factory=list)
-    version: int = 3
 
     async def __call__(self, ask):
-        """See `episodes.Sample`."""
         self.asked.append(ask)
         place = sum(1 for one in ask.token_ids if one == END)
         tokens = self.turns[min(place, len(self.turns) - 1)][: ask.max_tokens]
         assert ask.max_tokens > 0
-        is_whole = tokens[-1] == END
-        return Turn(
-            token_ids=list(tokens),
-            logprobs=[-0.25] * len(tokens),
-            versions=[self.version],
-            finish_reason="stop" if is_whole else "length",
-        )
+        reason, logprobs = "stop" if tokens[-1] == END else "length", [-0.25] * len(tokens)
+        return Turn(token_ids=list(tokens), logprobs=logprobs, versions=[3], finish_reason=reason)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -136,27 +120,11 @@ def slept():
         yield pauses
 
 
-def play(
-    script,
-    model,
-    *,
-    max_tokens=100,
-    max_iterations=None,
-    seconds=60.0,
-    retries=2,
-    max_prompt_tokens=None,
-    prompt=PROMPT,
-    **more,
-):
-    limits = Limits(
-        max_tokens=max_tokens,
-        max_prompt_tokens=max_prompt_tokens,
-        **more,
-        max_iterations=max_iterations,
-        seconds=seconds,
-        retries=retries,
-    )
-    played = Episodes(limits, script, Words())
+LIMITS = {"max_tokens": 100, "max_prompt_tokens": None, "max_iterations": None, "seconds": 60.0, "retries": 2}
+
+
+def play(script, model, *, prompt=PROMPT, **limits):
+    played = Episodes(Limits(**LIMITS | limits), script, Words())
     try:
         return asyncio.run(played.play(prompt, 1, model, lambda: None, lambda: 9))
     finally:
@@ -172,14 +140,8 @@ def test_turns_and_results_follow_each_other():
     assert completion.num_own == 8
     assert [one for one in completion.logprobs if one] == [-0.25] * 8
     assert (episode.num_turns, episode.num_calls, episode.num_failed_calls) == (3, 3, 1)
-    assert [message["role"] for message in episode.messages] == [
-        "assistant",
-        "tool",
-        "assistant",
-        "tool",
-        "tool",
-        "assistant",
-    ]
+    roles = "assistant", "tool", "assistant", "tool", "tool", "assistant"
+    assert tuple(message["role"] for message in episode.messages) == roles
     assert (completion.finish_reason, completion.text) == ("stop", "[6, 2]")
     assert (episode.reward, episode.state) == (0.5, b"state")
     assert (completion.weight_version, completion.weight_updates) == (3, 0)
@@ -275,8 +237,7 @@ def test_a_failing_engine_ends_the_group_and_gives_everything_back():
             raise ValueError("the engine refuses it")
         await asyncio.sleep(60)
 
-    limits = Limits(max_tokens=10, max_prompt_tokens=None, max_iterations=None, seconds=60.0, retries=0)
-    episodes = Episodes(limits, script, Words())
+    episodes = Episodes(Limits(**LIMITS), script, Words())
     with pytest.raises(ValueError, match="refuses"):
         asyncio.run(episodes.play_group(PROMPT, 3, sample, lambda: None, lambda: 0))
     assert (len(script.opened), script.num_open) == (3, 0)

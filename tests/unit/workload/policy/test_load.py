@@ -83,9 +83,7 @@ def test_kernels_that_do_not_fit_a_model_are_left_out(caplog):
     assert not caplog.messages
 
 
-def test_kernels_that_liger_fails_to_put_in_are_named_and_the_model_trains_without(
-    caplog,
-):
+def test_kernels_that_liger_fails_to_put_in_are_named_and_the_model_trains_without(caplog):
     def patch(model: Any, **_kernels: bool) -> None:
         model.model.layers[0].mlp.experts  # noqa: B018  # as Liger's, where it expects experts in every layer
 

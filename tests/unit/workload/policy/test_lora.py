@@ -38,7 +38,7 @@ def train(model: Any) -> None:
 
 
 def config(**fields: Any) -> LoraConfig:
-    return LoraConfig.model_validate({"r": 3, "alpha": 12, **fields})
+    return LoraConfig.model_validate({"r": 3, "alpha": 12} | fields)
 
 
 @pytest.mark.parametrize(
@@ -185,51 +185,32 @@ def test_merging_allocates_at_most_two_weights_and_a_slice(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tied", "fields", "message"),
+    ("tied", "field", "modules", "message"),
     [
-        (
-            True,
-            {"modulesToSave": ["lm_head"]},
-            r"lora\.modulesToSave: lm_head has the weight .* share .* Others would work: .*norm",
-        ),
-        (True, {"modulesToSave": ["embed_tokens"]}, r"lora\.modulesToSave: embed_tokens has the weight"),
-        (
-            True,
-            {"targetModules": ["embed_tokens"]},
-            r"lora\.targetModules: embed_tokens has the weight .* would work: down_proj, .*q_proj",
-        ),
-        (
-            False,
-            {"targetModules": ["q_proj", "w_proj"]},
-            r"lora\.targetModules: the model has no module w_proj; it has down_proj, ",
-        ),
-        (False, {"modulesToSave": ["score"]}, r"lora\.modulesToSave: the model has no module score; it has .*lm_head"),
-        (
-            False,
-            {"targetModules": ["lm_head"]},
-            r"lora\.targetModules: lm_head computes logits.*modulesToSave: \[lm_head\] would work",
-        ),
-        (
-            False,
-            {"targetModules": ["mlp"]},
-            r"lora\.targetModules: mlp is not a linear layer; down_proj, .* would work",
-        ),
-        (False, {"modulesToSave": ["layers"]}, r"lora: peft refuses these settings: No modules were targeted"),
+        (True, "modulesToSave", ["lm_head"], "lm_head has the weight .* share .* Others would work: .*norm"),
+        (True, "modulesToSave", ["embed_tokens"], "embed_tokens has the weight"),
+        (True, "targetModules", ["embed_tokens"], "embed_tokens has the weight .* would work: down_proj, .*q_proj"),
+        (False, "targetModules", ["q_proj", "w_proj"], "the model has no module w_proj; it has down_proj, "),
+        (False, "modulesToSave", ["score"], "the model has no module score; it has .*lm_head"),
+        (False, "targetModules", ["lm_head"], r"lm_head computes logits.*modulesToSave: \[lm_head\] would work"),
+        (False, "targetModules", ["mlp"], "mlp is not a linear layer; down_proj, .* would work"),
     ],
 )
-def test_a_module_that_cannot_be_trained_is_refused_with_alternatives(tied, fields, message):
-    with pytest.raises(ValueError, match=message):
-        Adapters(llama(tied=tied), config(**fields), seed=1)
+def test_a_module_that_cannot_be_trained_is_refused_with_alternatives(tied, field, modules, message):
+    with pytest.raises(ValueError, match=rf"lora\.{field}: {message}"):
+        Adapters(llama(tied=tied), config(**{field: modules}), seed=1)
+
+
+def test_what_peft_refuses_is_refused_in_its_words():
+    with pytest.raises(ValueError, match="lora: peft refuses these settings: No modules were targeted"):
+        Adapters(llama(), config(modulesToSave=["layers"]), seed=1)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"targetModules": ["all-linear", "lm_head"]}, "targetModules must be either all-linear or names of modules"),
-        (
-            {"targetModules": ["lm_head"], "modulesToSave": ["lm_head"]},
-            "a module must not be in both targetModules and modulesToSave",
-        ),
+        ({"targetModules": ["all-linear", "o"]}, "targetModules must be either all-linear or names of modules"),
+        ({"targetModules": ["o"], "modulesToSave": ["o"]}, "must not be in both targetModules and modulesToSave"),
         ({"r": 0}, "greater than or equal to 1"),
         ({"dropout": 1}, "less than 1"),
     ],

@@ -149,34 +149,24 @@ def test_a_generator_without_engines_of_its_own_has_no_answer():
     assert make_advisor(topology="Colocate").add({}, 1.0, ()) == Balance()
 
 
+ELASTIC = "(replicas in spec.generation.server.elastic; maxReplicas there, or replicas of groups, while suspended)"
+SHORTER = "allow shorter completions (spec.training.maxCompletionLength)"
+LARGER = "train with larger micro-batches (leave out spec.training.maxTokensPerMicroBatch, or give training more"
+
+
 @pytest.mark.parametrize(
     ("waiting", "idle", "staleness", "sizes", "engines", "expected"),
     [
         (0.05, 0.09, 1, (1, 1), 2, None),
-        (
-            0.41,
-            0.02,
-            1,
-            (1, 1),
-            3,
-            "run 3 engines in place of 2 (replicas in spec.generation.server.elastic; maxReplicas there, or replicas "
-            "of groups, while suspended)",
-        ),
-        (0.41, 0.02, 1, (1, 2), 3, "run 3 engines in place of 2, of the same sizes (replicas in spec.generation"),
-        (0.90, 0.02, 0, (1, 1), 4, "run 4 engines in place of 2 (replicas"),
+        (0.41, 0.02, 1, (1, 1), 3, f"run 3 engines in place of 2 {ELASTIC}"),
+        (0.41, 0.02, 1, (1, 2), 3, f"run 3 engines in place of 2, of the same sizes {ELASTIC}"),
+        (0.90, 0.02, 0, (1, 1), 4, f"run 4 engines in place of 2 {ELASTIC}"),
         (0.02, 0.90, 0, (1, 1), 1, "raise spec.training.maxStaleness from 0 to 1 in the next run"),
-        (0.02, 0.60, 1, (1, 1), 1, "run 1 engine in place of 2 (replicas"),
-        (
-            0.02,
-            0.60,
-            1,
-            (1,),
-            1,
-            "train with larger micro-batches (leave out spec.training.maxTokensPerMicroBatch, or give training more",
-        ),
-        (0.10, 0.00, 1, (1,) * 20, 19, "allow shorter completions (spec.training.maxCompletionLength)"),
+        (0.02, 0.60, 1, (1, 1), 1, f"run 1 engine in place of 2 {ELASTIC}"),
+        (0.02, 0.60, 1, (1,), 1, LARGER),
+        (0.10, 0.00, 1, (1,) * 20, 19, SHORTER),
         (0.30, 0.30, 1, (1, 1), 2, "raise spec.training.maxStaleness from 1 to 2 in the next run"),
-        (0.30, 0.30, 4, (1, 1), 2, "allow shorter completions (spec.training.maxCompletionLength)"),
+        (0.30, 0.30, 4, (1, 1), 2, SHORTER),
     ],
 )
 def test_each_advice(waiting, idle, staleness, sizes, engines, expected):

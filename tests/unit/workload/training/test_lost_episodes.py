@@ -15,14 +15,13 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.samples import Completion, Episode, Fork, Prompt
 from grpo_workload.algorithm.step_plan import EpisodeFact, plan
-from grpo_workload.ranks.clock import Clock
 from grpo_workload.rewards.scorer import Function
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.journal import begin_branch
 from grpo_workload.training.kl_penalty import divergences
 from grpo_workload.training.lost_episodes import EnvironmentFailedError, Losses, too_many
-from grpo_workload.training.rollout import Generation, roll_out
-from support.trainer.rollouts import Sampled, make_run
+from grpo_workload.training.rollout import Generation
+from support.trainer.rollouts import Sampled, make_run, roll
 from support.trainer.samples import make_completion
 
 pytestmark = pytest.mark.usefixtures("only_rank")
@@ -75,13 +74,9 @@ def rolled(folder: Path, generator: Acting, share: float = 1.0, known: Any = (),
         return [float(number) for number in range(len(completions))]
 
     parts = {"rewards": [Reward(name="one", weight=1.0, scorer=Function(scores))]}
-    run = make_run(
+    return roll(
         folder, generator, parts=parts, known=known, episodes=EpisodesConfig(max_failed_share=share), **settings
     )
-    try:
-        return roll_out(run, 0, Clock())
-    finally:
-        run.journal.close()
 
 
 def test_facts_are_of_own_tokens_and_lost_episodes_have_no_advantage(tmp_path):
@@ -149,15 +144,14 @@ def test_a_group_that_is_lost_as_a_whole_teaches_nothing_and_is_replaced(tmp_pat
         return [float(number % 2) for number in range(len(completions))]
 
     reward = Reward(name="one", weight=1.0, scorer=Function(by_number))
-    run = make_run(
+    generation = roll(
         tmp_path,
         generator := Acting(whole),
         parts={"rewards": [reward], "prompts": Further()},
         episodes=EpisodesConfig(max_failed_share=1.0),
         max_resample_times=1,
     )
-    (rollout,) = roll_out(run, 0, Clock()).rollouts.values()
-    run.journal.close()
+    (rollout,) = generation.rollouts.values()
     assert generator.asked[:3] == [0, 1, 2]
     assert 0 not in {sample.prompt.index for sample in rollout.samples}
 

@@ -50,8 +50,7 @@ def call(contract, policy, folder, longest, *, generator=None, images=False, fou
 
 
 @pytest.mark.parametrize(
-    ("training", "halvings", "tokens"),
-    [({}, 0, 8192), ({}, 2, 2048), ({"maxTokensPerMicroBatch": 3000}, 1, 3000)],
+    ("training", "halvings", "tokens"), [({}, 0, 8192), ({}, 2, 2048), ({"maxTokensPerMicroBatch": 3000}, 1, 3000)]
 )
 def test_without_a_gpu_nothing_is_measured_and_a_set_size_is_kept(training, halvings, tokens, tmp_path, caplog):
     caplog.set_level("INFO")

@@ -2,6 +2,7 @@
 
 import multiprocessing
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,13 +206,13 @@ def test_a_resumed_run_samples_no_group_of_a_settled_batch_and_all_replacements_
     assert (rows(again), generator.asked) == (first, [[row for row in first if row not in rows(whole)]])
 
 
-def _as_rank(folder: Path, rank: int, world_size: int, answer: Any) -> None:
+def _as_rank(folder: Path, rank: int, world_size: int) -> Any:
     dist.init_process_group(
         "gloo", store=dist.FileStore(str(folder / "s"), world_size), rank=rank, world_size=world_size
     )
     generation, generator = resampled(folder, rank=rank, world_size=world_size)
-    answer.send((generation.rollouts[0].metrics, generator.asked))
     dist.destroy_process_group()
+    return generation.rollouts[0].metrics, generator.asked
 
 
 def test_any_number_of_ranks_trains_on_the_same_groups(tmp_path):
@@ -220,18 +221,10 @@ def test_any_number_of_ranks_trains_on_the_same_groups(tmp_path):
     for world_size in (1, 3, 7):
         folder = tmp_path / str(world_size)
         folder.mkdir()
-        context = multiprocessing.get_context("fork")
-        pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
-        ranks = [
-            context.Process(target=_as_rank, args=(folder, rank, world_size, pipes[rank][1]))
-            for rank in range(world_size)
-        ]
-        for rank in ranks:
-            rank.start()
-        answers = [receiver.recv() if receiver.poll(60) else None for receiver, _ in pipes]
-        for rank in ranks:
-            rank.join()
-        assert None not in answers
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(world_size, mp_context=fork) as pool:
+            ranks = [pool.submit(_as_rank, folder, rank, world_size) for rank in range(world_size)]
+            answers = [rank.result(60) for rank in ranks]
         together = [
             sorted(row for part in of_round for row in part) for of_round in zip(*(a for _, a in answers), strict=True)
         ]

@@ -16,7 +16,7 @@ from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.journal import begin_branch, read_lineage
 from grpo_workload.training.rollout import Generation, Rollout, roll_out
 from grpo_workload.training.run import Run
-from support.trainer.rollouts import SHARE, Sampled, make_run
+from support.trainer.rollouts import SHARE, Sampled, make_run, roll
 
 pytestmark = pytest.mark.usefixtures("only_rank")
 
@@ -61,16 +61,12 @@ def test_a_resumed_run_samples_no_group_again_that_was_journalled_although_it_be
 
 
 def test_with_router_replay_a_resumed_run_samples_again_what_the_journal_has_without_experts(tmp_path):
-    run = make_run(tmp_path, Sampled(), router_replay=True)
-    first = roll_out(run, 0, Clock()).rollouts[0]
-    run.journal.close()
-
+    first = roll(tmp_path, Sampled(), router_replay=True).rollouts[0]
     _, known = begin_branch(tmp_path, attempt=1, step=0)
     assert len(known) == len(SHARE)
-    resumed = make_run(tmp_path, again := Sampled(), known=known, router_replay=True)
-    assert rows(roll_out(resumed, 0, Clock()).rollouts[0]) == rows(first)
-    assert list(again.begun) == [0, 1]
-    resumed.journal.close()
+    again = roll(tmp_path, generator := Sampled(), known=known, router_replay=True).rollouts[0]
+    assert rows(again) == rows(first)
+    assert list(generator.begun) == [0, 1]
 
 
 def named(*names: str) -> dict[str, list[Reward]]:
@@ -91,19 +87,14 @@ def named(*names: str) -> dict[str, list[Reward]]:
 def test_a_journalled_group_is_used_again_only_where_it_is_what_the_job_would_sample(
     tmp_path, of_group, of_job, rows_again
 ):
-    run = make_run(tmp_path, Sampled())
-    roll_out(run, 0, Clock())
-    run.journal.close()
-
+    roll(tmp_path, Sampled())
     _, (first, last) = begin_branch(tmp_path, attempt=1, step=0)
     known = (first, dataclasses.replace(last, **of_group))
-    resumed = make_run(tmp_path, again := Sampled(), known=known, **of_job)
-    rollout = roll_out(resumed, 0, Clock()).rollouts[0]
+    rollout = roll(tmp_path, again := Sampled(), known=known, **of_job).rollouts[0]
     assert list(again.begun) == rows_again
     num_generations = of_job.get("num_generations", 2)
     assert rows(rollout) == [0] * num_generations + [1] * num_generations
     assert {sample.prompt.token_ids for sample in rollout.samples} == {(0, 0), (0, 1)}
-    resumed.journal.close()
 
 
 def generations(run: Run, first: int = 0) -> list[Generation]:
@@ -179,12 +170,11 @@ def test_a_run_that_begins_inside_a_generation_samples_what_the_rest_of_it_needs
 def test_deviations_are_those_of_all_that_is_sampled_together(tmp_path):
     """As in TRL, with `scaleRewards: batch`; those of groups are their own."""
     scores = iter([1.0, 0.0, 1.0, 0.0, 9.0, 1.0, 9.0, 1.0])
-    rewards = [
-        Reward(name="one", weight=1.0, scorer=Function(lambda prompts, completions: [next(scores) for _ in prompts]))
-    ]
-    run = make_run(tmp_path, Sampled(), steps_per_generation=2, scale_rewards="batch")
-    run = dataclasses.replace(run, rewards=rewards)
-    rollouts = roll_out(run, 0, Clock()).rollouts
+    reward = Reward(
+        name="one", weight=1.0, scorer=Function(lambda prompts, completions: [next(scores) for _ in prompts])
+    )
+    settings = {"steps_per_generation": 2, "scale_rewards": "batch"}
+    rollouts = roll(tmp_path, Sampled(), parts={"rewards": [reward]}, **settings).rollouts
     deviation = statistics.stdev([1, 0, 1, 0, 9, 1, 9, 1]) + 1e-4
     advantages = [[fact.advantage for fact in rollout.facts[0]] for rollout in rollouts.values()]
     assert advantages == [pytest.approx([half / deviation, -half / deviation] * 2) for half in (0.5, 4.0)]
@@ -202,8 +192,7 @@ def test_kl_divergences_are_subtracted_from_rewards(tmp_path):
             return torch.tensor([next(divergences) for _ in range(batch.num_sequences)])
 
     settings = {"steps_per_generation": 2, "kl_in_reward": True, "beta": 0.5, "scale_rewards": "none"}
-    run = make_run(tmp_path, Sampled(), parts={"policy": Policy()}, **settings)
-    rollouts = roll_out(run, 0, Clock()).rollouts
+    rollouts = roll(tmp_path, Sampled(), parts={"policy": Policy()}, **settings).rollouts
     facts = [rollout.facts[0] for rollout in rollouts.values()]
     assert [[fact.advantage for fact in own] for own in facts] == [[0.5, -0.5, 1, -1], [0, 0, 0, 0]]
     assert {fact.reward for own in facts for fact in own} == {1.0}, "metrics are of rewards without it"

@@ -8,23 +8,18 @@ from grpo_workload.algorithm.step_plan import EpisodeFact
 from grpo_workload.rewards.table import RewardTable, tabulate
 from grpo_workload.training.step_metrics import summarise, summarise_evaluation
 
+STEP = {"num_generations": 2, "scale_rewards": "group", "prompt_lengths": [3, 3, 4, 4], "step_time": 2.0}
+
 
 def test_each_metric_of_a_small_step():
-    metrics = summarise(
-        RewardTable(
-            names=["a", "b"],
-            values=[[1.0, 0.0, 1.0, 1.0], [None, None, 2.0, None]],
-            totals=[1.0, 0.0, 2.0, 2.0],
-            overflows=[None, None, None, "b"],
-        ),
-        num_generations=2,
-        scale_rewards="group",
-        prompt_lengths=[3, 3, 4, 4],
-        completion_lengths=[5, 9, 6, 4],
-        truncated=[False, True, False, False],
-        step_time=2.0,
-        num_tokens_before=100,
+    table = RewardTable(
+        names=["a", "b"],
+        values=[[1.0, 0.0, 1.0, 1.0], [None, None, 2.0, None]],
+        totals=[1.0, 0.0, 2.0, 2.0],
+        overflows=[None, None, None, "b"],
     )
+    completions = {"completion_lengths": [5, 9, 6, 4], "truncated": [False, True, False, False]}
+    metrics = summarise(table, num_tokens_before=100, **STEP, **completions)
     assert metrics == {
         "reward": 1.25,
         "reward_std": pytest.approx(math.sqrt(2.75 / 3)),
@@ -72,15 +67,7 @@ METRICS = {
 def test_lost_episodes_are_counted_by_cause_and_are_in_no_other_metric():
     table = tabulate({"a": 1.0}, [[1.0, 0.0, None, None]])
     counts = {"completion_lengths": [5, 9, 0, 4], "truncated": [False, True, False, False]}
-    metrics = summarise(
-        table,
-        num_generations=2,
-        scale_rewards="group",
-        prompt_lengths=[3, 3, 4, 4],
-        step_time=2.0,
-        episodes=EPISODES,
-        **counts,
-    )
+    metrics = summarise(table, episodes=EPISODES, **STEP, **counts)
     assert metrics.items() >= METRICS.items()
     assert metrics["completions/mean_length"] == 6.0
     assert metrics["completions/min_length"] == 4
@@ -93,15 +80,7 @@ def test_lost_episodes_are_counted_by_cause_and_are_in_no_other_metric():
 
 
 def test_a_step_whose_episodes_are_all_lost_has_metrics():
-    metrics = summarise(
-        tabulate({"a": 1.0}, [[None, None]]),
-        num_generations=2,
-        scale_rewards="group",
-        prompt_lengths=[3, 3],
-        completion_lengths=[0, 0],
-        truncated=[False, False],
-        step_time=2.0,
-        episodes=[LOST, LOST],
-    )
+    counts = {"prompt_lengths": [3, 3], "completion_lengths": [0, 0], "truncated": [False, False]}
+    metrics = summarise(tabulate({"a": 1.0}, [[None, None]]), episodes=[LOST, LOST], **STEP | counts)
     assert math.isnan(metrics["reward"])
     assert (metrics["episodes/lost"], metrics["completions/mean_length"], metrics["rewards/a/unscored"]) == (2, 0, 0)

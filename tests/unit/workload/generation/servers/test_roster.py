@@ -71,10 +71,8 @@ TestEngines = Engines.TestCase
 
 def test_ranks_that_see_different_processes_do_not_agree():
     assert agreed([Observation(processes={"a": "a.1"}), Observation(processes={"a": "a.2"})]) is None
-    assert agreed([Observation(processes={"a": "a.1"}), Observation(processes={"b": "b.1"})]) == {
-        "a": "a.1",
-        "b": "b.1",
-    }
+    both = agreed([Observation(processes={"a": "a.1"}), Observation(processes={"b": "b.1"})])
+    assert both == {"a": "a.1", "b": "b.1"}
 
 
 def test_an_unhealthy_engine_is_lost_and_prevents_agreement():
@@ -89,9 +87,7 @@ SEEN = st.fixed_dictionaries({"needed": st.just("n.1")}, optional={"one": st.jus
 
 
 @given(st.lists(SEEN, min_size=1, max_size=4))
-def test_an_elastic_engine_is_used_if_all_ranks_see_the_same_process_and_is_never_waited_for(
-    seen,
-):
+def test_an_elastic_engine_is_used_if_all_ranks_see_the_same_process_and_is_never_waited_for(seen):
     elastic = ("one", "two")
     ranks = [Observation(processes=processes) for processes in seen]
     together = agreed(ranks, elastic)

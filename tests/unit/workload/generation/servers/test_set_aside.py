@@ -10,10 +10,9 @@ WHY = EngineError(ENGINE, "hangs")
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
@@ -25,8 +24,7 @@ def test_it_is_left_out_twice_as_long_each_time_up_to_an_hour():
     aside = SetAside(60, clock := Clock())
     waits = []
     for _ in range(9):
-        seconds = aside.add("b.1", WHY)
-        waits.append(seconds)
+        waits.append(seconds := aside.add("b.1", WHY))
         clock.now += seconds - 1
         assert aside.rest(seen(a="a.1", b="b.1")) == seen(a="a.1")
         clock.now += 1

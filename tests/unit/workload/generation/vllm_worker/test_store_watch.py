@@ -16,11 +16,8 @@ DEADLINE = 30.0
 
 def stores() -> tuple[Any, Any]:
     """Return a store that this process serves, and a client of it."""
-    (port,) = free_ports(1)
-    served = dist.TCPStore("127.0.0.1", port, is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
-    return served, dist.TCPStore(
-        "127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False
-    )
+    (port,), limits = free_ports(1), {"timeout": timedelta(seconds=30), "wait_for_workers": False}
+    return tuple(dist.TCPStore("127.0.0.1", port, is_master=serves, **limits) for serves in (True, False))
 
 
 def wait_until_aborted(error: Exception | None) -> None:
@@ -49,21 +46,15 @@ def test_an_aborted_block_that_returns_raises_too():
 
 def test_nothing_happens_while_the_store_is_served():
     served, store = stores()
-    aborted = threading.Event()
-    was_checked = threading.Event()
+    aborted, checks = threading.Event(), threading.Semaphore(0)
 
     class Counted:
-        def __init__(self) -> None:
-            self.checks = 0
-
         def check(self, keys: list[str]) -> bool:
-            self.checks += 1
-            if self.checks > 2:
-                was_checked.set()
+            checks.release()
             return bool(store.check(keys))
 
     with abort_when_left(Counted(), aborted.set, POLL):
-        assert was_checked.wait(DEADLINE)
+        assert all(checks.acquire(timeout=DEADLINE) for _ in range(3))
     with pytest.raises(KeyError, match="its own"), abort_when_left(store, aborted.set, POLL):
         raise KeyError("its own")
     assert not aborted.is_set()
