@@ -82,16 +82,7 @@ def test_objects_lose_values_of_variables_and_kubectls_copy_of_the_manifest() ->
             "annotations": {"kubectl.kubernetes.io/last-applied-configuration": TOKEN, "note": f"see {TOKEN}"},
         },
         "spec": {
-            "containers": [
-                {
-                    "name": "grpo",
-                    "image": "i",
-                    "env": [
-                        {"name": "PLAIN", "value": "swordfish"},
-                        reference,
-                    ],
-                }
-            ],
+            "containers": [{"name": "grpo", "image": "i", "env": [{"name": "PLAIN", "value": "swordfish"}, reference]}],
             "volumes": [{"secret": {"secretName": "keys"}}],
         },
     }
@@ -102,10 +93,7 @@ def test_objects_lose_values_of_variables_and_kubectls_copy_of_the_manifest() ->
     assert TOKEN not in shown
     assert "managedFields" not in shown
     container = redact(pod)["spec"]["containers"][0]
-    assert container["env"] == [
-        {"name": "PLAIN", "value": REMOVED},
-        reference,
-    ]
+    assert container["env"] == [{"name": "PLAIN", "value": REMOVED}, reference]
     assert redact(pod)["spec"]["volumes"] == [{"secret": {"secretName": "keys"}}]
     assert (
         redact({"kind": "Secret", "metadata": {"name": "s"}, "data": {"k": base64.b64encode(b"x").decode()}})["data"]
