@@ -122,7 +122,7 @@ def end(draft: Draft, failure: Failure | None, why: str = "") -> None:
         message = f"{every(trainers, 'trainer pod', 'trainer pods')} finished{steps}{early}{where}"
         draft.set(Condition.COMPLETE, True, Reason.TRAINING_DONE, message)
     else:
-        said = describe(failure) + (f"; {why}" if why else "") + _what_is_left(draft.status)
+        said = describe(failure) + (f"; {why}" if why else "") + _what_is_left(draft)
         draft.set(Condition.FAILED, True, failure.reason, said)
         draft.update(last_failure=failure)
     for kind in (Condition.RESTARTING, Condition.SUSPENDED, Condition.HUNG):
@@ -131,12 +131,13 @@ def end(draft: Draft, failure: Failure | None, why: str = "") -> None:
     draft.update(completion_time=draft.now, next_restart_time=None, active_since=None, active_seconds=active)
 
 
-def _what_is_left(status: GRPOJobStatus) -> str:
-    """Say how another job goes on from the newest checkpoint."""
-    if status.checkpoint is None:
+def _what_is_left(draft: Draft) -> str:
+    """Say how another job goes on from the newest checkpoint, unless it went with its pod."""
+    checkpoint = draft.status.checkpoint
+    if checkpoint is None or draft.job.spec.storage.claim_name is None:
         return ""
-    run = "/".join(status.checkpoint.split("/")[:3])
-    return f"; another job goes on from {status.checkpoint} with storage.resumeFrom {run}"
+    run = "/".join(checkpoint.split("/")[:3])
+    return f"; another job goes on from {checkpoint} with storage.resumeFrom {run}"
 
 
 def describe(failure: Failure) -> str:

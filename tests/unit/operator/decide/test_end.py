@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import find, holds, is_terminal, set_condition
 from grpo_spec.reports import ExitCode, Progress
@@ -47,15 +49,21 @@ def test_a_job_whose_deadline_passes_during_a_back_off_announces_no_further_atte
     assert (case.status.phase, case.status.next_restart_time) == ("Failed", None)
 
 
-def test_a_job_that_failed_says_how_another_one_goes_on_from_its_checkpoint() -> None:
-    case = Case(failurePolicy={"maxRestarts": 0}, storage={"claimName": "data"})
+@pytest.mark.parametrize(
+    ("storage", "then"),
+    [
+        ({"claimName": "data"}, "; another job goes on from {saved} with storage.resumeFrom ns/job/uid"),
+        ({}, ""),  # it was on the pod's own disk
+    ],
+)
+def test_a_job_that_failed_says_how_another_one_goes_on_from_its_checkpoint(storage: dict[str, str], then: str) -> None:
+    case = Case(failurePolicy={"maxRestarts": 0}, storage=storage)
     pods = case.see_all_ready()
     saved = "ns/job/uid/checkpoints/step-7"
     case.see(*pods, at=1, progress=Progress(step=8, total_steps=9, checkpoint_step=7, checkpoint=saved))
     case.see(failed(A), pods[1], at=2)
-    assert case.status.summary.message.endswith(
-        f"failurePolicy.maxRestarts is 0; another job goes on from {saved} with storage.resumeFrom ns/job/uid"
-    )
+    said = f"failurePolicy.maxRestarts is 0{then.format(saved=saved)}"
+    assert case.status.summary.message.endswith(said)
 
 
 def test_a_job_that_finishes_while_it_is_suspended_is_complete() -> None:
