@@ -12,6 +12,7 @@ import pickle
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -23,6 +24,7 @@ from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.errors import EngineError, RefusedError
 from grpo_workload.generation.servers.http_client import ATTEMPTS, EngineClient, PauseMode
 from grpo_workload.generation.servers.waiting import settle
+from grpo_workload.pod.engines import abandoned
 from support.trainer.launchers import free_ports
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -170,7 +172,7 @@ async def test_a_pause_drops_what_is_cached_unless_requests_go_on(mode: PauseMod
     assert found == [(mode, clears)]
 
 
-@pytest.mark.parametrize(("version", "goes_on"), [("default", False), ("3", True), ("0", True), ("abandoned", True)])
+@pytest.mark.parametrize(("version", "goes_on"), [("default", False), ("3", True), ("0", True), (abandoned(0), True)])
 async def test_requests_and_updates_of_an_earlier_attempt_end_where_an_engine_goes_on(
     version: str, goes_on: bool
 ) -> None:
@@ -183,6 +185,39 @@ async def test_requests_and_updates_of_an_earlier_attempt_end_where_an_engine_go
     async with client_of("/{step}", handle) as client:
         await client.forget_attempt()
     assert steps == ["weight_info"] + ["pauseabort", "start_weight_update", "finish_weight_update"] * goes_on
+
+
+@pytest.mark.parametrize(
+    ("started", "version", "is_ready"),
+    [
+        (2, "default", True),  # started for this attempt
+        (1, "default", False),  # its first push was cut: its pod will start it again
+        (1, "7", False),  # its pod does not know of this attempt yet, and may find it too busy to go on
+        (1, abandoned(1), False),
+        (1, abandoned(2), True),
+    ],
+)
+async def test_an_engine_is_an_earlier_attempts_until_its_pod_lets_it_go_on(
+    started: int, version: str, is_ready: bool
+) -> None:
+    found = {"world_size": 1, "data": [{"id": f"engine-3.{started}.abcd"}], "weight_version": version}
+
+    async def handle(_: web.Request) -> web.StreamResponse:
+        return web.json_response(found)
+
+    async with client_of("/{path:.*}", handle) as client:
+        client = replace(client, attempt=2)
+        if not is_ready:
+            for ask in (client.is_ready, client.identify):
+                with pytest.raises(EngineError, match="is an earlier attempt's: its pod has not begun attempt 2"):
+                    await ask()
+            found["weight_version"] = abandoned(2)
+        await client.is_ready()
+        found["weight_version"] = "8"
+        assert await client.identify() == f"engine-3.{started}.abcd", "also when this attempt has pushed to it"
+        found["data"] = [{"id": "engine-3.1.ffff"}]
+        with pytest.raises(EngineError, match="is an earlier attempt's"):
+            await client.identify()
 
 
 async def test_an_engine_inside_an_update_finishes_it_before_the_next() -> None:

@@ -307,14 +307,13 @@ def test_engines_go_on_into_a_later_attempt_and_a_killed_one_is_named_on_every_r
 ) -> None:
     generator.close()  # its watch would end the pytest process
     servers = {engine.name: engines.server(engine) for engine in engines.contract.engines}
-    (fresh := engines.folder / "fresh.json").write_text(
-        engines.contract.model_copy(update={"attempt": 1}).model_dump_json(by_alias=True)
-    )
+    later = engines.contract.model_copy(update={"attempt": 1})
+    (fresh := engines.folder / "fresh.json").write_text(later.model_dump_json(by_alias=True))
     fresh.replace(engines.folder / "contract.json")
     for engine in engines.contract.engines:
         eventually(lambda engine=engine: "attempt 1: engines go on" in engines.log(engine).read_text(), engine.name)
         assert engines.server(engine) == servers[engine.name]
-    (tmp_path / "contract.json").write_text(with_ranks(engines.contract, 2).model_dump_json(by_alias=True))
+    (tmp_path / "contract.json").write_text(with_ranks(later, 2).model_dump_json(by_alias=True))
     ranks = start_ranks([str(PROGRAMS / "server_ranks.py"), str(tmp_path)], 2, "ranks")
     results = [tmp_path / f"rank-{rank}.json" for rank in range(2)]
     ranks.until(lambda: all(result.exists() for result in results))

@@ -16,6 +16,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 
@@ -30,10 +31,17 @@ TAIL_LINES = 30
 LINE_BYTES = 2**20
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 ANSWER_SECONDS = 10.0  # for an engine that is to go on: it may first have to give up a push whose sender is gone
-ABANDONED = "abandoned"  # weight version of an engine whose update was abandoned
 # The last line of a traceback, bare or logged. The end of the log is not enough: when a worker fails, the server itself
 # only says "see root cause above".
 _EXCEPTION = re.compile(r"(?:^|\] )([\w.]+(?:Error|Exception): .*)$")
+
+
+_ABANDONED = "abandoned in attempt "
+
+
+def abandoned(attempt: int) -> str:
+    """Return the version of weights that are not an attempt's: of an engine that goes on, or of an abandoned update."""
+    return f"{_ABANDONED}{attempt}"
 
 
 class EngineProcess:
@@ -81,12 +89,25 @@ class EngineProcess:
 
     async def weight_version(self) -> str | None:
         """Return the version of the engine's weights; None if its core does not answer, as one that hangs."""
+        return await self._ask("GET", "/weight_info", "weight_version")
+
+    async def go_on(self, attempt: int) -> bool:
+        """Tell the ranks of an attempt that the engine is theirs. Return whether it has taken that."""
+        version = abandoned(attempt)
+        return version == await self._ask(
+            "POST", "/update_weight_version", "new_version", json={"new_version": version}
+        )
+
+    async def _ask(self, method: str, path: str, field: str, **request: Any) -> str | None:
         if self._process.returncode is not None:
             return None
-        url, timeout = f"http://127.0.0.1:{self.engine.port}/weight_info", aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        url, timeout = f"http://127.0.0.1:{self.engine.port}{path}", aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         try:
-            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
-                return str((await response.json())["weight_version"]) if response.ok else None
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.request(method, url, **request) as response,
+            ):
+                return str((await response.json())[field]) if response.ok else None
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
             logger.info("engine %s does not answer: %r", self.engine.name, error)
             return None
@@ -138,7 +159,7 @@ class PodEngines:
         `engine_command` does, before any engine is started.
         """
         wanted = (contract.config, contract.device, tuple(engines))
-        if node is None and wanted == self._made_for and await self._can_go_on():
+        if node is None and wanted == self._made_for and await self._go_on(contract.attempt):
             logger.info("attempt %d: engines go on, with what they have loaded and compiled", contract.attempt)
         else:
             await self.stop()
@@ -151,16 +172,18 @@ class PodEngines:
         processes, self._processes = self._processes, []
         await asyncio.gather(*(process.stop() for process in processes))
 
-    async def _can_go_on(self) -> bool:
-        """Whether all answer, and have the weights of a push.
+    async def _go_on(self, attempt: int) -> bool:
+        """Let all go on if they answer and have the weights of a push, and tell the ranks; else return False.
 
-        Those that two attempts pushed nothing to are better started again. One attempt alone may have been killed
-        after it had abandoned what the one before left.
+        Ranks use none before. Those that two attempts pushed nothing to are better started again. One attempt alone may
+        have been killed after it had abandoned what the one before left.
         """
         found = await asyncio.gather(*(one.weight_version() for one in self._processes))
         versions = [version or "" for version in found]
         may_be_abandoned, self._were_pushed_to = self._were_pushed_to, all(one.isdecimal() for one in versions)
-        return bool(versions) and all(one.isdecimal() or (may_be_abandoned and one == ABANDONED) for one in versions)
+        if not all(one.isdecimal() or (may_be_abandoned and one.startswith(_ABANDONED)) for one in versions):
+            return False
+        return bool(versions) and all(await asyncio.gather(*(one.go_on(attempt) for one in self._processes)))
 
     async def _start(self, contract: Contract, engines: Sequence[Engine], node: Node | None) -> None:
         if contract.config.pushes_adapters:

@@ -89,8 +89,8 @@ def engine_command(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts an engine, or one pod's part of it, and all variables of its process.
 
-    Each call makes up another name for the served model. /v1/models shows it, so clients notice when an engine was
-    restarted and has the initial weights again.
+    Each call makes up another name for the served model, which ends in the attempt and random digits (`attempt_of`).
+    /v1/models shows it, so clients notice when an engine was restarted and has the initial weights again.
 
     Args:
         contract: the job's contract.
@@ -119,7 +119,7 @@ def engine_command(
         "seed": config.training.seed,
         "host": "0.0.0.0",
         "port": engine.port,
-        "served_model_name": f"{engine.name}.{secrets.token_hex(4)}",
+        "served_model_name": _new_name(engine, contract.attempt),
         "tensor_parallel_size": engine.tensor_parallel,
         "data_parallel_size": engine.data_parallel,
         "max_model_len": generation.max_model_len,
@@ -133,7 +133,7 @@ def engine_command(
         "uvicorn_log_level": "warning",  # every rank polls the health of every engine
     }
     if config.lora is not None and config.pushes_adapters:
-        name = f"{engine.name}.{secrets.token_hex(4)}"
+        name = _new_name(engine, contract.attempt)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": config.lora.vllm_rank}
         arguments |= {"lora_modules": [{"name": name, "path": str(empty_adapter_folder(environ))}]}
     program = SERVER
@@ -150,6 +150,15 @@ def engine_command(
         if node.rank:
             program, arguments["port"] = FOLLOWER, engine.followers[node.rank - 1].port
     return [*program, *as_flags(arguments | by_device(contract.device) | extra)], _variables(contract, engine, environ)
+
+
+def _new_name(engine: Engine, attempt: int) -> str:
+    return f"{engine.name}.{attempt}.{secrets.token_hex(4)}"
+
+
+def attempt_of(name: str) -> str:
+    """Return the attempt in which an engine of this name was started."""
+    return name.split(".")[-2]
 
 
 def as_flags(arguments: Mapping[str, JsonValue]) -> list[str]:

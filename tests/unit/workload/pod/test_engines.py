@@ -16,7 +16,7 @@ import pytest
 from grpo_spec.contract import Contract
 from grpo_workload.pod import contract_file, engines
 from grpo_workload.pod.engine_main import EnginePod, run_engines
-from grpo_workload.pod.engines import LINE_BYTES, EngineProcess, PodEngines, running_engines
+from grpo_workload.pod.engines import LINE_BYTES, EngineProcess, PodEngines, abandoned, running_engines
 from grpo_workload.pod.run_once import run_once
 from support.trainer.engines import make_contract
 
@@ -57,14 +57,22 @@ async def test_engines_that_run_are_stopped_when_the_next_one_cannot_start(monke
 
 
 SERVES = """
-import http.server, sys
+import http.server, json, pathlib, sys
+status, file = int(sys.argv[2]), pathlib.Path(sys.argv[3])
 class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(int(sys.argv[2]))
+    def answer(self, status, said):
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
-        version = open(sys.argv[3]).read() if sys.argv[3].startswith("/") else sys.argv[3]
-        self.wfile.write(b'{"weight_version": "%s"}' % version.encode())
+        self.wfile.write(json.dumps(said).encode())
+    def do_GET(self):
+        self.answer(status, {"weight_version": file.read_text()})
+    def do_POST(self):
+        said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        refuses = file.with_suffix(".refuses").exists()
+        if not refuses:
+            file.write_text(said["new_version"])
+        self.answer(500 if refuses else 200, {"success": True} | said)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
@@ -81,20 +89,30 @@ async def start(pod_engines: PodEngines, contract: Contract) -> int:
 
 
 @pytest.mark.parametrize(
-    ("status", "version", "changes", "goes_on"),
+    ("status", "version", "changes", "refuses", "goes_on"),
     [
-        (200, "7", {}, True),
-        (200, "default", {}, False),  # no push came to its end
-        (200, "abandoned", {}, False),
-        (500, "7", {}, False),
-        (200, "7", {"maxModelLen": 64}, False),
+        (200, "7", {}, False, True),
+        (200, "default", {}, False, False),  # no push came to its end
+        (200, abandoned(0), {}, False, False),
+        (500, "7", {}, False, False),
+        (200, "7", {}, True, False),
+        (200, "7", {"maxModelLen": 64}, False, False),
     ],
 )
 async def test_an_engine_goes_on_in_a_later_attempt_if_it_is_the_same_and_was_pushed_to(
-    monkeypatch: pytest.MonkeyPatch, status: int, version: str, changes: dict[str, int], goes_on: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    status: int,
+    version: str,
+    changes: dict[str, int],
+    refuses: bool,
+    goes_on: bool,
 ) -> None:
     contract = make_contract(Path("/nowhere"), [(1, 1)])
-    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), str(status), version]
+    (file := tmp_path / "version").write_text(version)
+    if refuses:
+        file.with_suffix(".refuses").touch()
+    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), str(status), str(file)]
     monkeypatch.setattr(engines, "engine_command", lambda *_, **_more: (command, dict(os.environ)))
     raw = contract.model_dump(by_alias=True) | {"attempt": 1}
     raw["config"]["generation"] |= changes
@@ -102,6 +120,7 @@ async def test_an_engine_goes_on_in_a_later_attempt_if_it_is_the_same_and_was_pu
     try:
         first = await start(pod_engines, contract)
         assert (await start(pod_engines, Contract.model_validate(raw)) == first) == goes_on
+        assert (file.read_text() == abandoned(1)) == goes_on, "ranks are told which they may use"
     finally:
         await pod_engines.stop()
 
@@ -115,7 +134,7 @@ async def test_an_engine_goes_on_once_more_after_a_rank_was_killed_before_its_fi
     monkeypatch.setattr(engines, "engine_command", lambda *_, **__: (command, dict(os.environ)))
     pod_engines, processes = PodEngines(), []
     try:
-        for found in ("default", "7", "abandoned", "4", "abandoned", "abandoned", "abandoned"):
+        for found in ("default", "7", abandoned(1), "4", abandoned(3), abandoned(4), abandoned(5)):
             version.write_text(found)
             processes.append(await start(pod_engines, contract))
     finally:
@@ -125,9 +144,10 @@ async def test_an_engine_goes_on_once_more_after_a_rank_was_killed_before_its_fi
     assert len(set(processes)) == 3, "one that two attempts pushed nothing to is started again, and so is a new one"
 
 
-async def test_an_engine_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     contract = make_contract(Path("/nowhere"), [(1, 1)])
-    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", "7"]
+    (version := tmp_path / "version").write_text("7")
+    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", str(version)]
     monkeypatch.setattr(engines, "engine_command", lambda *_, **_more: (command, dict(os.environ)))
     monkeypatch.setattr(engines, "ANSWER_SECONDS", 0.1)
     pod_engines = PodEngines()
@@ -145,7 +165,8 @@ async def test_engines_that_go_on_are_watched_in_the_later_attempt_too(
 ) -> None:
     caplog.set_level("INFO")
     contract = make_contract(Path("/nowhere"), [(1, 1)])
-    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", "7"]
+    (version := tmp_path / "version").write_text("7")
+    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", str(version)]
     monkeypatch.setattr(engines, "engine_command", lambda *_, **_more: (command, dict(os.environ)))
     monkeypatch.setattr(contract_file, "POLL_SECONDS", 0.01)
     pod = EnginePod(

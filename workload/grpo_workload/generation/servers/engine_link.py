@@ -24,9 +24,18 @@ class EngineLink:
     """Clients of a rank's engines, on an event loop in their own thread."""
 
     def __init__(
-        self, engines: Sequence[Engine], *, deadline: float, restarts: bool = False, timing: Timing = Timing()
+        self,
+        engines: Sequence[Engine],
+        *,
+        deadline: float,
+        attempt: int = 0,
+        restarts: bool = False,
+        timing: Timing = Timing(),
     ) -> None:
-        """Start the thread. Each call has `deadline` seconds. With `restarts`, a lost engine never ends the process."""
+        """Start the thread. Each call has `deadline` seconds. With `restarts`, a lost engine never ends the process.
+
+        `attempt`: the job's; engines of earlier ones count as not ready until their pods let them go on.
+        """
         self.timing = timing
         self.patience_to_join = min(timing.join, deadline)
         """Seconds that ranks wait for an elastic engine to join a transfer group, to answer a call, or to receive."""
@@ -37,7 +46,7 @@ class EngineLink:
             # not be repeated is sent.
             session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
             clients = [
-                EngineClient(engine, session, self.patience_to_join if engine.elastic else deadline)
+                EngineClient(engine, session, self.patience_to_join if engine.elastic else deadline, attempt)
                 for engine in engines
             ]
             return session, clients, EngineWatch(clients, deadline=deadline, restarts=restarts, timing=timing)

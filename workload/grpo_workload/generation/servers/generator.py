@@ -55,7 +55,11 @@ class ServerGenerator:
         self._version, self._weights = 0, weights
         self._engines = contract.engines
         self._link = EngineLink(
-            contract.engines_of(rank), deadline=contract.timeout_seconds, restarts=self._restarts, timing=timing
+            contract.engines_of(rank),
+            deadline=contract.timeout_seconds,
+            attempt=contract.attempt,
+            restarts=self._restarts,
+            timing=timing,
         )
         self._sampler = Sampler(self._link, contract, rank, episodes)
         self._pusher = Pusher(contract, rank, self._link, weights)

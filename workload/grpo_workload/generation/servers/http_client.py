@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -29,7 +29,8 @@ from grpo_workload.generation.servers.errors import (
     RefusedError,
     SilentError,
 )
-from grpo_workload.pod.engines import ABANDONED
+from grpo_workload.pod.engines import abandoned
+from grpo_workload.pod.vllm_command import attempt_of
 from grpo_workload.weights.differ import ALTERED, MARK
 
 ATTEMPTS = 4  # number of times that a call is tried
@@ -45,22 +46,43 @@ class EngineClient:
     engine: Engine
     session: aiohttp.ClientSession
     deadline: float  # seconds for each attempt of a call, except for completions
+    attempt: int = 0  # of the job
     retry_wait: float = 0.2  # seconds before the second attempt, at most; it doubles for each further one
+    _ours: set[str] = field(default_factory=set)  # processes that are known to be of this attempt
 
     async def is_healthy(self) -> None:
         """Raise EngineError unless the engine answers now and its workers are alive."""
         await self._call("GET", "/health", deadline=ANSWER_SECONDS)
 
+    async def is_ready(self) -> None:
+        """Raise EngineError unless the engine is healthy, and this attempt may use it."""
+        await self.is_healthy()
+        if self.attempt:  # before the first one there is none
+            await self.has_begun()
+
     async def identify(self) -> str:
         """Return the model name that requests to this process use; each start gets another one (`engine_command`).
 
-        EngineError when the engine's number of workers is wrong.
+        EngineError when the engine's number of workers is wrong, or as `has_begun`.
         """
         size = (await self._repeat("GET", "/get_world_size"))["world_size"]
         if size != self.engine.world_size:
             raise EngineError(self.engine, f"has {size} workers, but the contract says {self.engine.world_size}")
+        return await self.has_begun()
+
+    async def has_begun(self) -> str:
+        """Return the name of this process, of which the engine's pod has said that the attempt may use it.
+
+        EngineError before: it is an earlier attempt's, and its pod may start it again.
+        """
         models = await self._repeat("GET", "/v1/models")
-        return str(models["data"][-1]["id"])  # the adapter if there is one, which is listed after the model
+        name = str(models["data"][-1]["id"])  # the adapter if there is one, which is listed after the model
+        if self.attempt and name not in self._ours and attempt_of(name) != str(self.attempt):
+            version = (await self._call("GET", "/weight_info", deadline=ANSWER_SECONDS))["weight_version"]
+            if version != abandoned(self.attempt):
+                raise EngineError(self.engine, f"is an earlier attempt's: its pod has not begun attempt {self.attempt}")
+        self._ours.add(name)
+        return name
 
     async def weight_version(self) -> str:
         """Return the version passed to the last `finish_update`."""
@@ -92,7 +114,7 @@ class EngineClient:
     async def forget_attempt(self) -> None:
         """End what an earlier attempt has left in an engine that goes on: requests, an update, and what it cached."""
         version = await self.weight_version()
-        if version.isdecimal() or version == ABANDONED:  # else it has got no weights since it has started
+        if version.isdecimal() or version == abandoned(self.attempt):  # else it was started for this attempt
             await self.abandon_update("abort")
 
     async def abandon_update(self, mode: PauseMode = "wait") -> None:
@@ -104,7 +126,10 @@ class EngineClient:
         for attempt in range(1, ATTEMPTS + 1):
             failure = await _failure(self.pause(mode))
             if failure is None:
-                failures = [await _failure(self.start_update()), await _failure(self.finish_update(ABANDONED))]
+                failures = [
+                    await _failure(self.start_update()),
+                    await _failure(self.finish_update(abandoned(self.attempt))),
+                ]
                 failure = failures[0] or failures[1]
             if failure is None:
                 return

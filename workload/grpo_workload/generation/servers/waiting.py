@@ -32,7 +32,7 @@ async def unless_lost(work: Coroutine[Any, Any, T], lost: Iterable[asyncio.Futur
 async def until_all_healthy(
     clients: Sequence[EngineClient], *, limit: float, poll: float, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Wait until all engines are healthy, asking every `poll` seconds.
+    """Wait until all engines are ready, asking every `poll` seconds.
 
     EngineError names one that is not, once `limit` seconds have passed since another became healthy: nodes may become
     free one after another.
@@ -43,7 +43,7 @@ async def until_all_healthy(
         nonlocal newest
         while True:
             try:
-                await client.is_healthy()
+                await client.is_ready()
             except EngineError as error:
                 if clock() > newest + limit:
                     what = f"was not ready within {limit:g} s: it {error.what}"
@@ -57,15 +57,15 @@ async def until_all_healthy(
 
 
 async def those_that_come(clients: Sequence[EngineClient], *, limit: float, poll: float) -> list[EngineClient]:
-    """Wait until each engine is healthy, its host has no address, or `limit` seconds have passed.
+    """Wait until each engine is ready, its host has no address, or `limit` seconds have passed.
 
-    Returns the healthy ones.
+    Returns those that are ready.
     """
 
     async def comes(client: EngineClient) -> bool:
         while True:
             try:
-                await client.is_healthy()
+                await client.is_ready()
             except AbsentError:
                 return False
             except EngineError:

@@ -16,6 +16,7 @@ from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.servers.waiting import settle, those_that_come, unless_lost, until_all_healthy
+from grpo_workload.pod.engines import abandoned
 from support.trainer.launchers import free_ports
 
 NEVER = 10**9
@@ -57,6 +58,32 @@ async def test_the_limit_counts_from_the_last_engine_that_became_healthy(first, 
             with pytest.raises(EngineError, match="was not ready within 600 s") as error:
                 await waiting
             assert error.value.engine.name == missing
+
+
+async def test_an_engine_that_goes_on_is_waited_for_until_its_pod_has_begun_the_attempt():
+    looks = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal looks
+        looks += request.path == "/weight_info"
+        version = abandoned(1) if looks % 3 == 0 else "7"
+        return web.json_response({"data": [{"id": "e.0.abcd"}], "weight_version": version})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        runner = web.AppRunner(app)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        (port,) = free_ports(1)
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        engine = Engine(name="e", pod="e", group="g", host="127.0.0.1", port=port, devices=(0,))
+        await until_all_healthy([EngineClient(engine, session, 5, attempt=1)], limit=600, poll=0.001)
+        assert looks == 3
+        elastic = EngineClient(engine, session, 5, attempt=1)
+        assert await those_that_come([elastic], limit=600, poll=0.001) == [elastic]
+        assert looks == 6
 
 
 async def test_elastic_engines_are_waited_for_only_if_their_hosts_exist():
