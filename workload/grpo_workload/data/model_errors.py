@@ -6,6 +6,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from safetensors import SafetensorError
 
@@ -47,7 +48,9 @@ def passes(error: BaseException) -> bool:
         chain.append(cause)
         cause = cause.__cause__ or cause.__context__
     answers = [one.response.status_code for one in chain if isinstance(one, HfHubHTTPError)]
-    if answers or any(isinstance(one, OfflineModeIsEnabled) for one in chain):
+    # A hub that is not asked lacks what the cache lacks, until somebody puts it there.
+    not_asked = (OfflineModeIsEnabled, LocalEntryNotFoundError) if constants.HF_HUB_OFFLINE else OfflineModeIsEnabled
+    if answers or any(isinstance(one, not_asked) for one in chain):
         return any(status >= 500 or status in (408, 429) for status in answers)
     return any(
         isinstance(one, (ConnectionError, TimeoutError, LocalEntryNotFoundError))

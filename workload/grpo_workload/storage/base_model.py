@@ -18,6 +18,7 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import ModelConfig
 from grpo_spec.trainer import TrainerConfig
+from grpo_workload.data.model_errors import explained
 
 SAMPLES, SAMPLE_BYTES = 32, 2**16  # samples per file, and the size of one
 
@@ -67,6 +68,7 @@ def find_origin(model: ModelConfig, saved: Origin | None) -> Origin:
 
     Raises:
         ConfigError: neither the hub nor its cache has the model; names the field.
+        OSError: the hub does not answer, and its cache does not have the model.
     """
     if model.path is not None:
         return Origin(source=model.path, revision=model.revision, fingerprint=fingerprint(Path(model.path)))
@@ -77,10 +79,8 @@ def find_origin(model: ModelConfig, saved: Origin | None) -> Origin:
         and (saved.source, saved.revision) == (model.name, model.revision)
     ):
         return saved
-    try:
+    with explained(model, "load"):
         file = cached_file(model.name, "config.json", revision=model.revision or "main")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.name: cannot load {model.name}: {error}") from error
     return Origin(source=model.name, revision=model.revision, commit=extract_commit_hash(file, None))
 
 

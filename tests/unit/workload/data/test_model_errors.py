@@ -58,3 +58,9 @@ def test_trouble_that_passes_may_be_tried_again(cause):
 def test_what_somebody_has_to_mend_ends_the_job(cause):
     with pytest.raises(ConfigError, match=r"^model.name: cannot load a/b: there is no such model$"):
         load(cause)
+
+
+def test_what_the_cache_lacks_stays_missing_where_no_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError):
+        load(LocalEntryNotFoundError("outgoing traffic has been disabled"))

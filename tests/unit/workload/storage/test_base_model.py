@@ -69,8 +69,14 @@ def test_adapters_refuse_another_revision_of_their_base_model(hub: Path) -> None
     assert settle_origin(config(**asked, lora={}), began).commit == OLD
 
 
-def test_a_missing_model_is_refused_and_its_field_named(hub: Path) -> None:
+def test_a_missing_model_is_refused_and_its_field_named(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"^model\.name: cannot load org/other"):
+        settle_origin(config(model={"name": "org/other"}), None)
+
+
+def test_a_hub_that_does_not_answer_may_be_asked_again(hub: Path) -> None:
+    with pytest.raises(OSError, match=r"couldn't connect"):
         settle_origin(config(model={"name": "org/other"}), None)
 
 
