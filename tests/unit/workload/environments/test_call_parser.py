@@ -1,6 +1,7 @@
 """Asserts that what chat templates write is read back as calls, and that no text ends a job."""
 
 import logging
+from functools import cache
 from typing import Any
 
 import pytest
@@ -110,6 +111,11 @@ def test_no_text_raises(hermes, text):
     assert calls or content == text
 
 
+@cache
+def parser_of(template: str, tokens: tuple[str, ...]) -> CallParser:
+    return find_parser(tokenizer_of(template, *tokens), None, [SCHEMA])
+
+
 @pytest.mark.parametrize(
     ("template", "parser", "tokens"),
     [
@@ -123,12 +129,9 @@ def test_no_text_raises(hermes, text):
 )
 @given(text=st.lists(PIECES | st.sampled_from(['{"name": "f", "parameters": ', "<function="]) | st.text()).map("".join))
 def test_the_parser_of_known_templates(template, parser, tokens, text):
-    found = FOUND.setdefault(parser, find_parser(tokenizer_of(template, *tokens), None, [SCHEMA]))
+    found = parser_of(template, tokens)
     assert found.name == parser
     found.parse(text)
-
-
-FOUND: dict[str, CallParser] = {}
 
 
 def test_a_response_template_comes_first():

@@ -69,14 +69,8 @@ async def pod(serve):
     servers = []
 
     async def begin(sessions=1, job=JOB, is_local=True):
-        contract = EnvironmentPodContract(
-            job=job,
-            group="games",
-            sessions=sessions,
-            is_local=is_local,
-            tools=CONFIG.tools,
-            environments=CONFIG.environments,
-        )
+        parts = {"tools": CONFIG.tools, "environments": CONFIG.environments, "group": "games"}
+        contract = EnvironmentPodContract(job=job, sessions=sessions, is_local=is_local, **parts)
         servers.append(PodServer(contract))
         assert await servers[-1].begin(os.environ) is None
         return servers[-1], await serve(servers[-1].application())
@@ -197,17 +191,17 @@ async def test_a_connection_that_stops_forwarding_is_found_on_both_sides(pod, ra
     proxy.close()
 
 
-async def test_a_pod_serves_its_own_job_alone(pod, rank, monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"job": JobRef(namespace="ns", name="other", uid="other")}, "it is a pod of another job, ns/other"),
+        ({"is_local": False}, ".*403"),  # what runs in a pod opens no session there
+    ],
+)
+async def test_a_pod_serves_its_own_job_alone(pod, rank, settings, why, monkeypatch):
     monkeypatch.setattr("grpo_workload.environments.pods.host.AWAY_SECONDS", 0.5)
-    _, address = await pod(job=JobRef(namespace="ns", name="other", uid="other"))
-    with pytest.raises(EnvironmentLostError, match=rf"\({address}: it is a pod of another job, ns/other\)"):
-        await act(rank(address))
-
-
-async def test_what_runs_in_a_pod_opens_no_session_there(pod, rank, monkeypatch):
-    monkeypatch.setattr("grpo_workload.environments.pods.host.AWAY_SECONDS", 0.5)
-    _, address = await pod(is_local=False)
-    with pytest.raises(EnvironmentLostError, match="403"):
+    _, address = await pod(**settings)
+    with pytest.raises(EnvironmentLostError, match=rf"\({address}: {why}"):
         await act(rank(address))
 
 

@@ -25,6 +25,7 @@ from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model import attention, attention_kernels
 from grpo_workload.policy.model.load import remove_noise
 from grpo_workload.policy.model.logit_change import LogitChange
+from grpo_workload.policy.trials.engine_room import agree
 from grpo_workload.policy.trials.trial import try_policy
 from grpo_workload.ranks.sequence_group import SequenceGroup
 from support.families import LONG_ROPE, SHORT
@@ -213,3 +214,9 @@ def test_a_rank_that_another_has_left_alone_does_not_blame_the_model(alone):
     policy.module.model.layers[1].register_forward_pre_hook(lost)
     with pytest.raises(RuntimeError, match=r"^Connection closed by peer$"):
         try_policy(policy, make_config())
+
+
+def test_ranks_agree_on_the_least_room():
+    assert agree([30, 20, 25]) == 20
+    with pytest.raises(ConfigError, match=r"leaves no memory for vLLM \(1.5 GiB are lacking .*offloadOptimizer"):
+        agree([2**30, -3 * 2**29])
