@@ -76,20 +76,14 @@ def test_by_default_the_scan_finds_the_row_and_so_does_its_step():
         source.batch(0, 5)
 
 
+@pytest.mark.parametrize("steps", [range(100), range(3, 99)], ids=["whole", "goes on in the middle of an epoch"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ranks_scan_every_row_together(ranks):
-    scan_all(make_source([1] * 23, "error"), ranks=ranks)
-    for place in range(23):
-        with pytest.raises(PromptError, match=f"prompt {place} of the dataset"):
-            scan_all(make_source([1] * place + [11] + [1] * (22 - place), "error"), ranks=ranks)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_that_goes_on_in_the_middle_of_an_epoch_scans_every_row(ranks):
+def test_ranks_scan_every_row_together(ranks, steps):
+    scan_all(make_source([1] * 23, "error"), ranks=ranks, steps=steps)
     for place in range(23):
         source = make_source([1] * place + [11] + [1] * (22 - place), "error")
         with pytest.raises(PromptError, match=f"prompt {place} of the dataset"):
-            scan_all(source, ranks=ranks, steps=range(3, 99))
+            scan_all(source, ranks=ranks, steps=steps)
 
 
 def test_rows_that_no_step_uses_are_not_scanned():
@@ -101,10 +95,8 @@ def test_rows_that_no_step_uses_are_not_scanned():
 def test_a_scan_says_what_it_found_and_ends_in_time(caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     scan_all(make_source([1, 19, 11, 2], "skip"))
-    assert (
-        "overlongPrompts is skip: 2 of 4 rows for this rank have more than 10 tokens; the longest, row 1, has 19"
-        in caplog.text
-    )
+    said = "overlongPrompts is skip: 2 of 4 rows for this rank have more than 10 tokens; the longest, row 1, has 19"
+    assert said in caplog.text
     monkeypatch.setattr(scanning, "SCAN_SECONDS", -1.0)
     scan_all(make_source([11, 11], "error"))
     assert "the lengths of 0 rows are known; others are checked at their step" in caplog.text

@@ -43,21 +43,20 @@ def test_other_settings_are_tried(tmp_path, changes):
     assert read_trials(contract(attempt=1, **changes), tmp_path).found is None
 
 
-def test_other_devices_and_versions_are_tried(tmp_path, monkeypatch):
-    read_trials(contract(), tmp_path).keep(FOUND)
-    with monkeypatch.context() as patch:
-        patch.setattr(trials, "gather", lambda value: [value, value])
-        assert read_trials(contract(), tmp_path).found is None
-    monkeypatch.setattr(trials, "installed", lambda package: "9.9")
-    assert read_trials(contract(), tmp_path).found is None
-
-
-def test_other_sources_are_tried(tmp_path, monkeypatch):
+def test_other_devices_versions_and_sources_are_tried(tmp_path, monkeypatch):
     read_trials(contract(), tmp_path).keep(FOUND)
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "loss.py").write_text("pass")
-    monkeypatch.setattr(trials, "SOURCES", tmp_path / "sources")
-    assert read_trials(contract(), tmp_path).found is None
+    changes = {
+        "gather": lambda value: [value, value],
+        "installed": lambda package: "9.9",
+        "SOURCES": tmp_path / "sources",
+    }
+    for name, value in changes.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(trials, name, value)
+            assert read_trials(contract(), tmp_path).found is None
+    assert read_trials(contract(), tmp_path).found == FOUND
 
 
 def test_where_it_cannot_be_written_the_attempt_goes_on(tmp_path, caplog):
