@@ -60,17 +60,10 @@ def test_a_model_or_a_job_must_be_given() -> None:
 
 
 def test_jobs_that_differ_in_an_aspect_are_named() -> None:
-    shown = lines(
-        {
-            "one": [("files", "works", "a"), ("push", "works", "b"), ("memory", "works", "m")],
-            "two": [
-                ("files", "works", "a"),
-                ("lora", "refused", "c"),
-                ("push", "unknown", "d"),
-                ("memory", "works", "m"),
-            ],
-        }
-    )
+    same = [("files", "works", "a"), ("memory", "works", "m")]
+    one = [same[0], ("push", "works", "b"), same[1]]
+    two = [same[0], ("lora", "refused", "c"), ("push", "unknown", "d"), same[1]]
+    shown = lines({"one": one, "two": two})
     assert [" ".join(line.split()) for line in shown] == [
         "files works: a",
         "lora refused: c",

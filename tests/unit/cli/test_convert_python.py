@@ -20,6 +20,7 @@ from support.paths import DOCS, ROOT
 from support.trainer.agents import act, start
 
 GUESS = (INPUTS / "train_guess.py.txt").read_text()
+DECORATED = "@wraps\n@other(1)\ndef add(a): ..."
 HEAD = "from datasets import Dataset, load_dataset\nfrom trl import GRPOConfig, GRPOTrainer\n"
 
 
@@ -51,18 +52,16 @@ def test_a_script_becomes_a_job_with_its_code_and_rows(tmp_path: Path, monkeypat
     conversion = _convert(GUESS, server="games:80")
     spec = conversion.spec
     assert not list(tmp_path.iterdir()), "the script did not run"
-    assert spec["model"] == {"name": "Qwen/Qwen3-0.6B"}
-    assert spec["dataset"] == {"path": "/etc/code/rows.jsonl"}
+    assert (spec["model"], spec["dataset"]) == ({"name": "Qwen/Qwen3-0.6B"}, {"path": "/etc/code/rows.jsonl"})
     assert spec["environments"] == [{"name": "guess", "factory": "train_code:Guess"}]
     assert spec["rewards"] == [
         {"name": "right", "function": "train_code:right"},
         {"name": "close", "function": "train_code:close"},
         {"name": "environment", "environment": {}},
     ]
-    training = spec["training"]
-    assert (training["numGenerations"], training["temperature"], training["learningRate"]) == (4, 0.8, 2e-6)
-    assert training["maxToolCallingIterations"] == 5
-    assert training["maxSteps"] == 450  # 3 epochs of 600 rows, 4 prompts a step
+    told = {"numGenerations": 4, "temperature": 0.8, "learningRate": 2e-6, "maxToolCallingIterations": 5}
+    told["maxSteps"] = 450  # 3 epochs of 600 rows, 4 prompts a step
+    assert spec["training"].items() >= told.items()
     assert "lora" not in spec
     rows = [json.loads(line) for line in _files(conversion)["rows.jsonl"].splitlines()]
     assert [row["x"] for row in rows] == [1, 1, 2], "600 rows, as often as each is there"
@@ -93,10 +92,8 @@ def test_the_moved_code_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     finally:
         sessions.close()
     assert (wrong.content, right.content) == ("wrong", "right\n  indented")
-    assert "url = 'http://games:80'" in text
-    assert "args = SimpleNamespace(level='easy')" in text
-    assert "Guess.rounds = 3" in text
-    assert "from collections import defaultdict" in text
+    said = ("url = 'http://games:80'", "args = SimpleNamespace(level='easy')", "Guess.rounds = 3", "import defaultdict")
+    assert [one for one in said if one not in text] == []
     assert not any(word in text for word in ("unused", "random", "number_game", "GRPO", "PROMPT"))
     assert sys.modules.get("train_code") is None
 
@@ -104,11 +101,7 @@ def test_the_moved_code_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("arguments", "before", "fields"),
     [
-        (
-            "train_dataset=load_dataset('c/d', 'main', split='test')",
-            "",
-            {"name": "c/d", "config": "main", "split": "test"},
-        ),
+        ("train_dataset=load_dataset('c/d', 'e', split='f')", "", {"name": "c/d", "config": "e", "split": "f"}),
         ("train_dataset=load_dataset('c/d')['train'].shuffle(seed=1)", "", {"name": "c/d", "split": "train"}),
         (
             "train_dataset=rows.map(change, remove_columns=['q'])",
@@ -120,7 +113,7 @@ def test_the_moved_code_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_datasets(arguments: str, before: str, fields: dict[str, Any]) -> None:
     conversion = _convert(_trainer(arguments, before))
-    assert {name: value for name, value in conversion.spec["dataset"].items()} == fields
+    assert conversion.spec["dataset"] == fields
     if "preprocess" in fields:
         module: dict[str, Any] = {}
         exec(_files(conversion)["train_code.py"], module)
@@ -185,10 +178,9 @@ def test_a_model_that_is_loaded_first_is_named_with_its_options() -> None:
 
 
 def test_an_option_that_has_to_be_given_is_told_and_given() -> None:
-    parser = (
-        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--beta', required=True, type=float)"
-    )
-    text = _trainer("args=GRPOConfig(beta=given.beta)", f"{parser}\ngiven, rest = parser.parse_known_args()")
+    parser = "parser = ArgumentParser()\nparser.add_argument('--beta', required=True, type=float)"
+    before = f"from argparse import ArgumentParser\n{parser}\ngiven, rest = parser.parse_known_args()"
+    text = _trainer("args=GRPOConfig(beta=given.beta)", before)
     assert "only a run shows parser.add_argument('--beta'" in _left(_convert(text))["beta"]
     assert _convert(text, beta="0.5").spec["training"]["beta"] == 0.5
 
@@ -200,9 +192,8 @@ def test_a_variable_that_only_a_run_shows_is_given() -> None:
 
 
 def test_a_name_that_is_two_things_is_refused() -> None:
-    before = (
-        "x = 1\ndef add(a): return x\ndef main():\n    x = 2\n    def sub(a): return x\n    return sub\nsub = main()"
-    )
+    before = "x = 1\ndef add(a): return x\n"
+    before += "def main():\n    x = 2\n    def sub(a): return x\n    return sub\nsub = main()"
     with pytest.raises(ValueError, match="x is two things, of which a module can have one"):
         _convert(_trainer("tools=[add, sub]", before))
 
@@ -219,12 +210,7 @@ def test_more_than_a_configmap_holds_is_refused() -> None:
         ("tools=[calc.add]", "import calc", "add", "add = calc.add"),
         ("tools=[box.put]", "from calc import Box\nbox = Box(2)", "put", "box = Box(2)"),
         ("tools=[lambda a: a]", "", "function_0", "function_0 = lambda a: a"),
-        (
-            "tools=[add]",
-            "@wraps\n@other(1)\ndef add(a): ...\nfrom functools import wraps\nfrom calc import other",
-            "add",
-            "@wraps\n@other(1)\ndef add",
-        ),
+        ("tools=[add]", f"{DECORATED}\nfrom functools import wraps\nfrom calc import other", "add", DECORATED[:-9]),
     ],
 )
 def test_tools_are_moved_with_what_they_need(arguments: str, before: str, tools: str, code: str) -> None:
@@ -234,12 +220,8 @@ def test_tools_are_moved_with_what_they_need(arguments: str, before: str, tools:
 
 
 def test_a_tool_of_another_module_is_named_there() -> None:
-    conversion = _convert(
-        _trainer(
-            "tools=[add], reward_funcs=[accuracy_reward]",
-            "from calc import add\nfrom trl.rewards import accuracy_reward",
-        )
-    )
+    before = "from calc import add\nfrom trl.rewards import accuracy_reward"
+    conversion = _convert(_trainer("tools=[add], reward_funcs=[accuracy_reward]", before))
     assert conversion.spec["tools"] == [{"function": "calc:add"}]
     assert conversion.spec["rewards"] == [{"name": "accuracy", "accuracy": {}}]
     assert next(yaml.safe_load_all(conversion.manifest))["kind"] == "GRPOJob", "no code, no ConfigMap"
@@ -304,10 +286,8 @@ def test_the_pages_say_how_many_examples_of_trl_play() -> None:
 
 def test_keys_of_nested_options_are_options() -> None:
     kwargs = "model_init_kwargs={'attn_implementation': 'sdpa', 'revision': 'v1'}, generation_kwargs={'top_k': 5}"
-    conversion = _convert(_trainer(f"args=GRPOConfig({kwargs})"))
-    assert conversion.spec["model"]["attention"] == "sdpa"
-    assert conversion.spec["model"]["revision"] == "v1"
-    assert conversion.spec["training"]["topK"] == 5
+    spec = _convert(_trainer(f"args=GRPOConfig({kwargs})")).spec
+    assert (spec["model"]["attention"], spec["model"]["revision"], spec["training"]["topK"]) == ("sdpa", "v1", 5)
 
 
 def test_what_the_command_line_or_a_job_decides_is_not_left() -> None:

@@ -111,9 +111,8 @@ def test_an_interrupted_copy_goes_on_where_it_was_and_keeps_no_part_that_differs
     served: RemoteFolder, claim: Path, tmp_path: Path, upload: bool
 ) -> None:
     here = Folder(str(tmp_path))
-    (source, one), (target, other) = (
-        ((tmp_path, here), (claim, served)) if upload else ((claim, served), (tmp_path, here))
-    )
+    sides = [(tmp_path, here), (claim, served)]
+    (source, one), (target, other) = sides if upload else sides[::-1]
     (source / "model.bin").write_bytes(CONTENT)
     (target / ".copy.bin.grpo-cp").write_bytes(CONTENT[:2000] + b"?" * 1000 + CONTENT[3000:5500])
     assert not (target / "copy.bin").exists()
@@ -189,9 +188,8 @@ def test_a_full_volume_says_how_much_is_free(tmp_path: Path) -> None:
 
 def test_a_file_that_two_copies_write_gets_no_hole(served: RemoteFolder, claim: Path) -> None:
     other = CONTENT[::-1]
-    served.write("big", 0, CONTENT[:5000])
-    served.write("big", 0, other[:5000])
-    served.write("big", 5000, other[5000:])
+    for at, part in ((0, CONTENT[:5000]), (0, other[:5000]), (5000, other[5000:])):
+        served.write("big", at, part)
     served.publish("big", len(other))
     with pytest.raises(ClaimError, match="another copy writes the same file"):
         served.write("big", 5000, CONTENT[5000:])
@@ -213,9 +211,8 @@ def test_a_file_that_changes_below_a_copy_is_refused(tmp_path: Path) -> None:
         copy(here, "rows", here, "other", lambda *_: None, found)
 
 
-@pytest.mark.parametrize(
-    ("kind", "there", "target", "goes_to"),
-    [
+def test_a_file_goes_into_a_folder_and_of_a_folder_the_content_does() -> None:
+    for kind, there, target, goes_to in (
         ("file", "none", "new.jsonl", "new.jsonl"),
         ("file", "none", "new/", "new/rows.jsonl"),
         ("file", "folder", "sets", "sets/rows.jsonl"),
@@ -223,12 +220,8 @@ def test_a_file_that_changes_below_a_copy_is_refused(tmp_path: Path) -> None:
         ("file", "file", "sets", "sets"),
         ("folder", "none", "new", "new"),
         ("folder", "folder", "sets", "sets"),
-    ],
-)
-def test_a_file_goes_into_a_folder_and_of_a_folder_the_content_does(
-    kind: str, there: str, target: str, goes_to: str
-) -> None:
-    assert place({"kind": kind}, "home/rows.jsonl", there, target) == goes_to
+    ):
+        assert place({"kind": kind}, "home/rows.jsonl", there, target) == goes_to
 
 
 def test_one_end_is_a_claim() -> None:
@@ -267,10 +260,7 @@ def _job(name: str, age: int, **spec: Any) -> dict[str, Any]:
 
 def test_the_pod_is_like_those_of_the_newest_job_with_the_claim() -> None:
     jobs = [_job("new", 1), _job("old", 5, storage={"claimName": "runs"}), _job("mid", 3, cache={"claimName": "runs"})]
-    for claim, name in (("runs", "mid"), ("other", "new")):
-        found = copy_pod.job_of(claim, jobs)
-        assert found is not None
-        assert found["metadata"]["name"] == name
+    assert [copy_pod.job_of(claim, jobs) for claim in ("runs", "other")] == [jobs[2], jobs[0]]
     assert copy_pod.job_of("runs", []) is None
 
 

@@ -105,22 +105,12 @@ def test_a_manifest_needs_no_package_that_asks_a_cluster() -> None:
 
 
 def kubeconfig(folder: Path) -> str:
-    def context(name: str, namespace: str | None) -> dict[str, Any]:
-        return {
-            "name": name,
-            "context": {"cluster": "c", "user": "u"} | ({"namespace": namespace} if namespace else {}),
-        }
-
-    path = folder / "config"
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [context("one", "team"), context("two", None)],
-        "current-context": "one",
-    }
-    path.write_text(yaml.safe_dump(config))
+    config: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", "current-context": "one"}
+    config["clusters"] = [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}]
+    config["users"] = [{"name": "u", "user": {}}]
+    contexts = {"one": {"namespace": "team"}, "two": {}}
+    config["contexts"] = [{"name": one, "context": {"cluster": "c", "user": "u"} | contexts[one]} for one in contexts]
+    (path := folder / "config").write_text(yaml.safe_dump(config))
     return str(path)
 
 

@@ -7,6 +7,7 @@ import sys
 import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,23 +18,13 @@ from grpo_cli.local.processes import free_ports, local_contract
 from grpo_cli.local.variables import variables
 from grpo_devcluster.progress import wait_until
 from grpo_operator.api import names
-from grpo_operator.api.spec import parse_spec
-from grpo_operator.layout.job import Job
-from grpo_operator.layout.topology import plan_topology
 from support.control_plane.jobs import spec, world
 
 
 def test_each_pod_has_its_own_ports_and_devices() -> None:
     generation = {"topology": "Server", "server": {"groups": [{"name": "v", "replicas": 2, "gpus": 2}]}}
     groups = [{"name": "a", "gpus": 2}, {"name": "b", "gpus": 1}]
-    job = Job(
-        namespace="ns",
-        name="j",
-        uid="u",
-        generation=1,
-        spec=parse_spec(spec(generation=generation, trainer={"groups": groups})),
-    )
-    contract = local_contract(job, plan_topology(job))
+    contract = local_contract(*world(generation=generation, trainer={"groups": groups}))
     places = [*contract.members, *contract.engines]
     assert [place.devices for place in places] == [(0, 1), (2,), (3, 4), (5, 6)]
     ports = [contract.master_port, *(m.status_port for m in contract.members), *(e.port for e in contract.engines)]
@@ -52,14 +43,7 @@ def test_an_engine_over_pods_is_refused_on_one_machine() -> None:
 def test_pods_use_only_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     generation = {"topology": "Server", "server": {"groups": [{"name": "v", "replicas": 1, "gpus": 1}]}}
-    job = Job(
-        namespace="ns",
-        name="j",
-        uid="u",
-        generation=1,
-        spec=parse_spec(spec(generation=generation, trainer={"groups": [{"name": "a", "gpus": 1}]})),
-    )
-    contract = local_contract(job, plan_topology(job))
+    contract = local_contract(*world(generation=generation, trainer={"groups": [{"name": "a", "gpus": 1}]}))
     assert [place.devices for place in (*contract.members, *contract.engines)] == [(2,), (3,)]
 
 
@@ -80,24 +64,13 @@ def test_processes_get_the_variables_whose_values_the_manifest_has(tmp_path: Pat
     code.mkdir()
     note = f"import os, pathlib\npathlib.Path({str(tmp_path)!r}, os.environ['POD_NAME']).write_text(os.environ['MINE'])"
     (code / "sitecustomize.py").write_text(f"{note}\nos._exit(3)\n")
-    secret = {"secretKeyRef": {"name": "s", "key": "k"}}
-    env = [
-        {"name": "PYTHONPATH", "value": str(code)},
-        {"name": "MINE", "value": "job"},
-        {"name": "TOKEN", "valueFrom": secret},
-    ]
-    groups = [
-        {"name": "a", "gpus": 1},
-        {"name": "b", "gpus": 1, "podTemplate": {"env": [{"name": "MINE", "value": "group"}]}},
-    ]
-    job = {
-        "apiVersion": names.API_VERSION,
-        "kind": names.KIND,
-        "metadata": {"name": "j"},
-        "spec": spec(podTemplate={"env": env}, trainer={"groups": groups}),
-    }
+    env: list[dict[str, Any]] = [{"name": "PYTHONPATH", "value": str(code)}, {"name": "MINE", "value": "job"}]
+    env.append({"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}})
+    own = {"podTemplate": {"env": [{"name": "MINE", "value": "group"}]}}
+    groups = [{"name": "a", "gpus": 1}, {"name": "b", "gpus": 1} | own]
+    job = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "j"}}
     manifest = tmp_path / "job.yaml"
-    manifest.write_text(yaml.safe_dump(job))
+    manifest.write_text(yaml.safe_dump(job | {"spec": spec(podTemplate={"env": env}, trainer={"groups": groups})}))
     command = [sys.executable, "-m", "grpo_cli", "run", str(manifest), "--output", str(tmp_path / "out")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "of podTemplate, not set here: TOKEN: only a cluster has their values" in ended.stdout, ended.stderr
@@ -117,15 +90,11 @@ def test_environment_pods_have_addresses_and_variables_of_their_own() -> None:
     contract = local_contract(made, topology)
     (group,) = contract.environment_pods
     ports = [int(address.removeprefix("127.0.0.1:")) for address in group.addresses]
-    others = [contract.master_port, *(member.status_port for member in contract.members)]
-    assert len({*ports, *others}) == 2 + len(others)
-    assert variables(made, topology).by_pod == {
-        "job-a-0": {"MINE": "job's"},
-        "job-b-0": {"MINE": "job's"},
-        "job-gen-0": {"MINE": "job's"},
-        "job-boxes-0": {"KEY": "k", "MINE": "pod's"},
-        "job-boxes-1": {"KEY": "k", "MINE": "pod's"},
-    }
+    ports += [contract.master_port, *(member.status_port for member in contract.members)]
+    assert len({*ports}) == len(ports) == 5
+    boxes = {f"job-boxes-{pod}": {"KEY": "k", "MINE": "pod's"} for pod in range(2)}
+    others = {f"job-{group}-0": {"MINE": "job's"} for group in ("a", "b", "gen")}
+    assert variables(made, topology).by_pod == others | boxes
 
 
 def test_an_environment_pod_that_ends_begins_again(tmp_path: Path) -> None:

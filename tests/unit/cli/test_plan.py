@@ -44,16 +44,9 @@ def test_the_gpu_has_to_be_known() -> None:
 def test_what_does_not_fit_is_said_with_edits() -> None:
     place = {"name": "rank 0 (p)", "isHost": False, "limit": 80 * GIB, "phases": {"load": {"weights": 90 * GIB}}}
     small = place | {"phases": {"load": {"weights": 9 * GIB}}}
-    found: dict[str, Any] = {
-        "places": [place],
-        "tokens": 512,
-        "chosenTokens": 512,
-        "unknown": None,
-        "ratio": None,
-        "isSafe": False,
-        "why": "rank 0 (p) needs 90.0 GiB",
-        "proposals": [{"field": "parallelism.zeroStage", "value": 3, "places": [small]}],
-    }
+    found: dict[str, Any] = {"places": [place], "tokens": 512, "chosenTokens": 512, "unknown": None, "ratio": None}
+    found |= {"isSafe": False, "why": "rank 0 (p) needs 90.0 GiB"}
+    found["proposals"] = [{"field": "parallelism.zeroStage", "value": 3, "places": [small]}]
     lines = list(report(found))
     assert lines[1].split() == ["weights", "90.00"]
     assert lines[-3] == "does not fit: rank 0 (p) needs 90.0 GiB"

@@ -132,9 +132,8 @@ class Api(BaseHTTPRequestHandler):
     applied: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
-        self._answer(
-            200, {"resources": [{"name": "persistentvolumeclaims", "namespaced": True, "kind": CLAIM["kind"]}]}
-        )
+        kind = {"name": "persistentvolumeclaims", "namespaced": True, "kind": CLAIM["kind"]}
+        self._answer(200, {"resources": [kind]})
 
     def do_PATCH(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -168,7 +167,5 @@ def test_documents_go_to_the_namespaces_that_grpo_submit_sends_them_to(tmp_path:
         Job.from_yaml(file, kubeconfig=str(config)).submit(show=said.append)
         server.shutdown()
     assert said == ["PersistentVolumeClaim team/data created", "job prod/math created"]
-    assert [one.split("/namespaces/")[1] for one in Api.applied] == [
-        "team/persistentvolumeclaims/data",
-        "prod/grpojobs/math",
-    ]
+    applied = [one.split("/namespaces/")[1] for one in Api.applied]
+    assert applied == ["team/persistentvolumeclaims/data", "prod/grpojobs/math"]

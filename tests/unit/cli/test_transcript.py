@@ -3,16 +3,8 @@
 from grpo_cli.screen.transcript import transcript
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "ü"}}}
-FACTS = {
-    "turns": 2,
-    "calls": 2,
-    "failed_calls": 1,
-    "call_seconds": 0.5,
-    "wait_seconds": 3.25,
-    "retries": 1,
-    "is_truncated": True,
-    "tokens": [9, 14, 5],
-}
+FACTS = {"turns": 2, "calls": 2, "failed_calls": 1, "call_seconds": 0.5, "wait_seconds": 3.25, "retries": 1}
+FACTS |= {"is_truncated": True, "tokens": [9, 14, 5]}
 
 
 def test_an_episode_is_shown_turn_by_turn() -> None:
@@ -65,10 +57,8 @@ def test_a_lost_episode_says_what_failed_and_a_plain_completion_what_it_says() -
 def test_a_transcript_is_text_whatever_it_says() -> None:
     evil = "\x1b]0;taken over\x07[bold]\r\x9b2J"
     call = {"function": {"name": evil, "arguments": evil}}
-    turns = [
-        {"role": "assistant", "content": evil, "tool_calls": [call]},
-        {"role": evil, "name": evil, "content": evil},
-    ]
+    said = dict.fromkeys(("role", "name", "content"), evil)
+    turns = [said | {"role": "assistant", "tool_calls": [call]}, said]
     lost = {"lost": "process", "failure": evil, "retries": 0}
     for episode in ({}, lost):
         row = {"step": 0, "prompt": evil, "completion": turns, "reward": None, "advantage": None, "episode": episode}

@@ -21,35 +21,23 @@ from support.paths import DOCS
 
 NOW = datetime(2026, 1, 1, 1, 0, tzinfo=UTC)
 START = "2026-01-01T00:00:00Z"
-TRACEBACK = "\n".join(
-    ["rank 2: ValueError: bad batch", *(f"frame {number}" for number in range(30)), "ValueError: bad batch"]
-)
+FRAMES = "\n".join(f"frame {number}" for number in range(30))
+TRACEBACK = f"rank 2: ValueError: bad batch\n{FRAMES}\nValueError: bad batch"
 
 
 def condition(kind: str, value: str, reason: str, message: str) -> dict[str, Any]:
-    return {
-        "type": kind,
-        "status": value,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": START,
-        "observedGeneration": 1,
-    }
+    told = {"type": kind, "status": value, "reason": reason, "message": message}
+    return told | {"lastTransitionTime": START, "observedGeneration": 1}
 
 
 def job(phase: str, *conditions: dict[str, Any], spec_: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
     first = conditions[0] if conditions else {"reason": "", "message": ""}
-    base = {
-        "phase": phase,
-        "observedGeneration": 1,
-        "attempt": 0,
-        "conditions": list(conditions),
-        "summary": {"reason": first["reason"], "message": first["message"]},
-        "groups": [
-            {"name": "a", "role": "trainer", "desired": 1, "ready": 1, "incarnation": 0},
-            {"name": "b", "role": "trainer", "desired": 1, "ready": 0, "incarnation": 0},
-        ],
-    }
+    base: dict[str, Any] = {"phase": phase, "observedGeneration": 1, "attempt": 0, "conditions": list(conditions)}
+    base["summary"] = {"reason": first["reason"], "message": first["message"]}
+    base["groups"] = [
+        {"name": name, "role": "trainer", "desired": 1, "ready": ready, "incarnation": 0}
+        for name, ready in (("a", 1), ("b", 0))
+    ]
     metadata = {"namespace": "team", "name": "math", "uid": "u", "creationTimestamp": START, "generation": 1}
     return {"metadata": metadata, "spec": spec(**(spec_ or {})), "status": base | status}
 
@@ -60,32 +48,21 @@ def pod(name: str, **status: Any) -> dict[str, Any]:
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.0.0.1"}
 RUNNING = condition("Running", "True", "AllRanksRunning", "all 2 pods are ready")
-PROGRESS = {
-    "step": 12,
-    "totalSteps": 40,
-    "reward": 0.43,
-    "metrics": {"step_time": 8.0},
-    "checkpointStep": 10,
-    "time": START,
-}
-FAILURE = {
-    "pod": "math-b-0",
-    "role": "trainer",
-    "node": "n2",
-    "exitCode": 70,
-    "reason": "RankFailed",
-    "message": TRACEBACK,
-    "time": "2026-01-01T00:50:00Z",
-}
+PROGRESS = {"step": 12, "totalSteps": 40, "reward": 0.43, "metrics": {"step_time": 8.0}, "checkpointStep": 10}
+PROGRESS |= {"time": START}
+POD = {"pod": "math-b-0", "role": "trainer", "node": "n2"}
+FAILURE = POD | {"exitCode": 70, "reason": "RankFailed", "message": TRACEBACK, "time": "2026-01-01T00:50:00Z"}
+UNCOUNTED = "this restart does not count towards failurePolicy.maxRestarts"
 
 
-def view(
-    job: dict[str, Any],
-    *pods: dict[str, Any],
-    report: LauncherReport | None = None,
-    events: list[dict[str, Any]] | None = None,
-) -> JobView:
-    return make_view(job, pods, events or [], report or LauncherReport(), NOW)
+def view(job: dict[str, Any], *pods: dict[str, Any], events: Any = (), **report: Any) -> JobView:
+    return make_view(job, pods, events, LauncherReport(**report), NOW)
+
+
+def event(kind: str, name: str, type_: str, message: str, minute: int, reason: str = "R", uid: str = "") -> Any:
+    about = {"kind": kind, "name": name, "uid": uid}
+    told = {"type": type_, "reason": reason, "message": message, "lastTimestamp": f"2026-01-01T00:{minute}:00Z"}
+    return told | {"involvedObject": about, "metadata": {"creationTimestamp": START}}
 
 
 def text(view: JobView) -> str:
@@ -97,13 +74,8 @@ def text(view: JobView) -> str:
 def test_a_running_job_shows_its_progress_and_when_it_ends() -> None:
     rows = [{"step": n, "reward": n / 10, "rewards/accuracy/mean": n / 20, "step_time": 6.0} for n in range(5)]
     live = Progress(step=13, total_steps=40, reward=0.4, step_seconds=10.0, tokens_per_second=99.6)
-    shown = text(
-        view(
-            job("Running", RUNNING, progress=PROGRESS),
-            pod("math-a-0", **READY),
-            report=LauncherReport(progress=live, metrics=rows),
-        )
-    )
+    running = job("Running", RUNNING, progress=PROGRESS)
+    shown = text(view(running, pod("math-a-0", **READY), progress=live, metrics=rows))
 
     assert "team/math  Running  1h00m old" in shown
     assert "13/40 steps · 32% · ETA 4m30s" in shown
@@ -114,19 +86,11 @@ def test_a_running_job_shows_its_progress_and_when_it_ends() -> None:
 
 
 def test_the_last_steps_episodes_are_shown_with_what_failed_and_what_waits() -> None:
-    metrics = {
-        "episodes/turns/mean": 2.8,
-        "tools/call_frequency": 1.8,
-        "tools/failure_frequency": 0.04,
-        "episodes/call_seconds/mean": 1.25,
-        "episodes/wait_seconds/mean": 3.5,
-        "episodes/retries": 4.0,
-        "episodes/lost": 3.0,
-        "episodes/lost/timeout": 2.0,
-        "episodes/lost/process": 1.0,
-    }
+    metrics = {"tools/call_frequency": 1.8, "tools/failure_frequency": 0.04, "episodes/turns/mean": 2.8}
+    metrics |= {"episodes/call_seconds/mean": 1.25, "episodes/wait_seconds/mean": 3.5, "episodes/retries": 4.0}
+    metrics |= {"episodes/lost": 3.0, "episodes/lost/timeout": 2.0, "episodes/lost/process": 1.0}
     live = Progress(step=13, total_steps=40, metrics=metrics, waiting_episodes=12)
-    shown = text(view(job("Running", RUNNING, progress=PROGRESS), report=LauncherReport(progress=live)))
+    shown = text(view(job("Running", RUNNING, progress=PROGRESS), progress=live))
     expected = (
         "2.8 turns and 1.8 calls (4% failed) · 1.2 s in calls · 3.5 s until a session was free · 4 began again · "
         "3 lost (2 timeout, 1 process) · 12 of rank 0's pod wait for a session now"
@@ -137,20 +101,22 @@ def test_the_last_steps_episodes_are_shown_with_what_failed_and_what_waits() -> 
 
 def test_advice_is_shown_from_the_launcher_or_else_from_the_status() -> None:
     stored = job("Running", RUNNING, progress=PROGRESS | {"advice": "run 3 engines in place of 2 [dim]"})
-    live = LauncherReport(progress=Progress(step=13, total_steps=40, advice="run 4 engines in place of 2"))
+    live = Progress(step=13, total_steps=40, advice="run 4 engines in place of 2")
     assert re.search(r"\nadvice +run 3 engines in place of 2 \[dim\]\n", text(view(stored)))
-    assert re.search(r"\nadvice +run 4 engines in place of 2\n", text(view(stored, report=live)))
-    balanced = LauncherReport(progress=Progress(step=13, total_steps=40))
-    assert "advice" not in text(view(stored, report=balanced))
+    assert re.search(r"\nadvice +run 4 engines in place of 2\n", text(view(stored, progress=live)))
+    balanced = Progress(step=13, total_steps=40)
+    assert "advice" not in text(view(stored, progress=balanced))
     without = job("Running", RUNNING, progress=PROGRESS)
     assert "advice" not in text(view(without))
-    assert "advice" not in text(view(without, report=live)), "engines are missing: see the operator's decide/scaling.py"
+    assert "advice" not in text(view(without, progress=live)), (
+        "engines are missing: see the operator's decide/scaling.py"
+    )
 
 
 def test_a_new_attempt_shows_the_checkpoint_of_the_last_one() -> None:
     live = Progress(step=11, total_steps=40)
     stored = job("Running", RUNNING, progress=PROGRESS, spec_={"storage": {"claimName": "runs"}})
-    assert "checkpoint at step 10" in text(view(stored, report=LauncherReport(progress=live)))
+    assert "checkpoint at step 10" in text(view(stored, progress=live))
 
 
 def test_the_newest_exported_model_is_shown_with_the_command_that_fetches_it() -> None:
@@ -167,15 +133,13 @@ def test_the_last_evaluation_and_the_best_one_are_shown() -> None:
     stored = job("Running", RUNNING, progress=PROGRESS, evaluation=tried)
     assert "eval/reward 0.500 after 20 steps, best 0.710 after 10" in text(view(stored))
     said = EvaluationProgress(step=30, metric="eval/reward", value=0.8, best_step=30, best=0.8)
-    live = LauncherReport(progress=Progress(step=31, total_steps=40, evaluation=said))
-    assert "eval/reward 0.800 after 30 steps, the best so far" in text(view(stored, report=live))
+    live = Progress(step=31, total_steps=40, evaluation=said)
+    assert "eval/reward 0.800 after 30 steps, the best so far" in text(view(stored, progress=live))
     assert "evaluated" not in text(view(job("Running", RUNNING, progress=PROGRESS)))
 
 
 def test_without_an_answer_of_the_launcher_the_status_is_shown() -> None:
-    shown = text(
-        view(job("Running", RUNNING, progress=PROGRESS), report=LauncherReport(note="pod math-a-0 does not answer"))
-    )
+    shown = text(view(job("Running", RUNNING, progress=PROGRESS), note="pod math-a-0 does not answer"))
 
     assert "12/40 steps · 30% · ETA 3m44s" in shown
     assert re.search(r"reward +0.430", shown)
@@ -184,8 +148,8 @@ def test_without_an_answer_of_the_launcher_the_status_is_shown() -> None:
 
 def test_ranks_that_finish_no_step_are_shown_with_their_phases() -> None:
     live = Progress(step=13, total_steps=40, step_seconds=10.0, age_seconds=612)
-    report = LauncherReport(progress=live, rank_phases={0: "Gathering", 1: "Gathering", 2: "Generating"})
-    shown = text(view(job("Running", RUNNING), report=report))
+    phases = {0: "Gathering", 1: "Gathering", 2: "Generating"}
+    shown = text(view(job("Running", RUNNING), progress=live, rank_phases=phases))
 
     assert "no step for 10m12s" in shown
     assert re.search(r"\nranks +Generating: rank 2\n +Gathering: ranks 0-1\n", shown), "not below another row"
@@ -193,9 +157,8 @@ def test_ranks_that_finish_no_step_are_shown_with_their_phases() -> None:
 
 def test_the_rank_that_the_others_wait_for_is_shown() -> None:
     metrics = {"ranks/slowest": 2.0, "ranks/slowest_seconds": 9.1, "ranks/imbalance": 1.8}
-    assert "rank 2: 9.1 s of its own work a step, 1.8 times the mean" in text(
-        view(job("Running", RUNNING, progress=PROGRESS | {"metrics": metrics}))
-    )
+    shown = text(view(job("Running", RUNNING, progress=PROGRESS | {"metrics": metrics})))
+    assert "rank 2: 9.1 s of its own work a step, 1.8 times the mean" in shown
 
 
 def test_missing_ranks_are_listed_by_cause() -> None:
@@ -210,23 +173,17 @@ def test_missing_ranks_are_listed_by_cause() -> None:
 
 
 def test_a_waiting_container_shows_the_reason() -> None:
-    status = {
-        "containerStatuses": [
-            {"name": "grpo", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}}
-        ]
-    }
+    container = {"name": "grpo", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}}
     waits = condition("Running", "False", "ContainerWaiting", "pod math-a-0: ErrImagePull")
-    assert "math-a-0 (ranks 0-1): ErrImagePull: no such tag" in text(
-        view(job("Starting", waits), pod("math-a-0", **status))
-    )
+    shown = text(view(job("Starting", waits), pod("math-a-0", containerStatuses=[container])))
+    assert "math-a-0 (ranks 0-1): ErrImagePull: no such tag" in shown
 
 
 def test_a_pod_on_a_node_that_does_not_answer_is_not_shown_as_starting() -> None:
     conditions = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
     lost = condition("Running", "False", "NodeNotReady", "node n1 of math-a-0 has not been ready since then")
-    shown = text(
-        view(job("Starting", lost, runningTime=START), pod("math-a-0", conditions=conditions, podIP="10.0.0.1"))
-    )
+    silent = pod("math-a-0", conditions=conditions, podIP="10.0.0.1")
+    shown = text(view(job("Starting", lost, runningTime=START), silent))
     assert "math-a-0 (ranks 0-1): its node n1 does not answer" in shown
     assert "kubectl describe node" in shown
     assert "fails" not in shown
@@ -239,8 +196,8 @@ def test_a_job_that_waits_for_a_node_shows_when_it_gives_up() -> None:
 
 
 def test_a_job_that_gave_its_gpus_back_shows_when_it_tries_again_and_when_it_gives_up() -> None:
-    said, uncounted = "1 of 2 pods had a node", "this restart does not count towards failurePolicy.maxRestarts"
-    restarting = condition("Restarting", "True", "PlacementTimeout", f"{said}; {uncounted}")
+    said = "1 of 2 pods had a node"
+    restarting = condition("Restarting", "True", "PlacementTimeout", f"{said}; {UNCOUNTED}")
     made = job(
         "Restarting",
         restarting,
@@ -251,7 +208,7 @@ def test_a_job_that_gave_its_gpus_back_shows_when_it_tries_again_and_when_it_giv
         spec_={"startupDeadlineSeconds": 7200},
     )
     shown = text(view(made))
-    assert f"why             PlacementTimeout, see below; {uncounted}" in shown
+    assert f"why             PlacementTimeout, see below; {UNCOUNTED}" in shown
     assert "next attempt    not before 2026-01-01T01:01:00Z, in 1m00s" in shown
     assert re.search(r"fails +at 2026-01-01T02:00:00Z, in 1h00m", shown)
     assert CURES["PlacementTimeout"] in shown
@@ -261,13 +218,12 @@ def test_a_job_that_gave_its_gpus_back_shows_when_it_tries_again_and_when_it_giv
 @pytest.mark.parametrize("reason", ["Evicted", "NodeLost"])
 def test_a_disruption_names_the_node_and_the_next_attempt(reason: str) -> None:
     said = "evicted through the API"
-    uncounted = "this restart does not count towards failurePolicy.maxRestarts"
-    message = f"trainer pod math-b-0 on node n2: {said}; {uncounted}; next attempt not before then"
+    message = f"trainer pod math-b-0 on node n2: {said}; {UNCOUNTED}; next attempt not before then"
     restarting = condition("Restarting", "True", reason, message)
-    failure = {"pod": "math-b-0", "role": "trainer", "node": "n2", "reason": reason, "message": said, "time": START}
+    failure = POD | {"reason": reason, "message": said, "time": START}
     shown = text(view(job("Restarting", restarting, lastFailure=failure, restarts={"total": 1, "counted": 0})))
     assert f"team/math  Restarting ({reason})" in shown
-    assert f"why             {reason} of math-b-0, see below; {uncounted}" in shown
+    assert f"why             {reason} of math-b-0, see below; {UNCOUNTED}" in shown
     assert "kubectl describe node n2" in shown
     assert f"last failure  {reason} pod math-b-0 on node n2  attempt 0" in shown
 
@@ -301,13 +257,8 @@ def test_a_job_that_recovered_from_a_failure_shows_less_of_it() -> None:
 
 def test_a_restarting_job_shows_when_and_what_it_waits_for() -> None:
     restarting = condition("Restarting", "True", "Restarting", "rank 2 failed; restart 1 of 3")
-    waiting = job(
-        "Restarting",
-        restarting,
-        lastFailure=FAILURE,
-        nextRestartTime="2026-01-01T01:00:40Z",
-        restarts={"total": 1, "counted": 1},
-    )
+    when = {"nextRestartTime": "2026-01-01T01:00:40Z", "restarts": {"total": 1, "counted": 1}}
+    waiting = job("Restarting", restarting, lastFailure=FAILURE, **when)
     shown = text(view(waiting, pod("math-a-0", **READY)))
 
     assert "not before 2026-01-01T01:00:40Z, in 40s" in shown
@@ -322,12 +273,8 @@ def test_environment_pods_are_shown_with_their_own_words_and_are_not_waited_for_
     died = {"restartCount": 3, "lastState": {"terminated": {"exitCode": 1, "message": "boom", "reason": "Error"}}}
     loops = {"name": "grpo", **died, "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}}
     again = READY | {"containerStatuses": [{"name": "grpo", **died, "state": {"running": {}}}]}
-    pods = [
-        pod("math-a-0", **READY),
-        pod("math-b-0", **READY),
-        pod("math-boxes-0", containerStatuses=[loops]),
-        pod("math-boxes-1", **again),
-    ]
+    pods = [pod("math-a-0", **READY), pod("math-b-0", **READY)]
+    pods += [pod("math-boxes-0", containerStatuses=[loops]), pod("math-boxes-1", **again)]
     for one in pods[2:]:
         one["metadata"]["labels"] = {names.LABEL_ROLE: "environment"}
     groups = [{"name": "boxes", "role": "environment", "desired": 2, "ready": 1, "incarnation": 0}]
@@ -344,16 +291,8 @@ def test_environment_pods_are_shown_with_their_own_words_and_are_not_waited_for_
 def test_a_volume_that_cannot_be_mounted_is_why_a_pod_is_not_ready() -> None:
     creating = {"containerStatuses": [{"name": "grpo", "state": {"waiting": {"reason": "ContainerCreating"}}}]}
     missing = 'MountVolume.SetUp failed for volume "sums" : configmap "sums" not found'
-    about = {"kind": "Pod", "name": "math-a-0", "uid": "math-a-0"}
     events = [
-        {
-            "metadata": {"creationTimestamp": START},
-            "involvedObject": about | {"uid": uid},
-            "type": "Warning",
-            "reason": reason,
-            "message": message,
-            "lastTimestamp": f"2026-01-01T00:{minute}:00Z",
-        }
+        event("Pod", "math-a-0", "Warning", message, minute, reason, uid)
         for uid, reason, message, minute in (
             ("math-a-0", "FailedMount", missing, 20),
             ("math-a-0", "FailedMount", "older", 10),
@@ -372,10 +311,8 @@ def test_a_job_without_an_operator_says_so() -> None:
     unseen = job("Pending") | {"status": {}}
     shown = view(unseen)
     assert shown.why.startswith("no operator has processed this job for 1h00m: does one run?")
-    assert (
-        "the operator has not processed it yet"
-        in make_view(unseen, (), (), LauncherReport(), datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)).why
-    )
+    early = make_view(unseen, (), (), LauncherReport(), datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC))
+    assert "the operator has not processed it yet" in early.why
     foreign = job("Pending", spec_={"managedBy": "kueue.x-k8s.io/multikueue"})
     assert "spec.managedBy is kueue" in view(foreign).why
 
@@ -387,23 +324,13 @@ def test_a_change_of_the_spec_that_is_not_processed_yet_is_shown() -> None:
 
 
 def test_only_warnings_of_pods_are_shown_and_equal_ones_once() -> None:
-    def event(kind: str, name: str, type_: str, message: str, when: str) -> dict[str, Any]:
-        about = {"kind": kind, "name": name}
-        return {
-            "metadata": {"creationTimestamp": START},
-            "involvedObject": about,
-            "type": type_,
-            "reason": "R",
-            "message": message,
-            "lastTimestamp": when,
-        }
-
     events = [
-        event("GRPOJob", "math", "Normal", "all is well", "2026-01-01T00:10:00Z"),
-        event("Pod", "math-a-0", "Warning", "no room", "2026-01-01T00:20:00+00:00"),
-        event("Pod", "math-b-0", "Warning", "no room", "2026-01-01T00:30:00Z"),
-        event("Pod", "math-b-0", "Normal", "pulled", "2026-01-01T00:40:00Z"),
+        event("GRPOJob", "math", "Normal", "all is well", 10),
+        event("Pod", "math-a-0", "Warning", "no room", 20),
+        event("Pod", "math-b-0", "Warning", "no room", 30),
+        event("Pod", "math-b-0", "Normal", "pulled", 40),
     ]
+    events[1]["lastTimestamp"] = "2026-01-01T00:20:00+00:00"
 
     shown = view(job("Running", RUNNING), events=events).events
 
@@ -441,11 +368,9 @@ def test_a_warning_about_the_last_steps_says_what_to_look_at() -> None:
     width=st.integers(20, 200),
 )
 def test_every_screen_can_be_drawn(step: int, rewards: list[float | None], message: str, width: int) -> None:
-    report = LauncherReport(
-        progress=Progress(step=step, total_steps=100), metrics=[{"step": n, "reward": r} for n, r in enumerate(rewards)]
-    )
-    failure = FAILURE | {"message": message}
-    shown = view(job("Running", RUNNING, lastFailure=failure), report=report)
+    rows = [{"step": n, "reward": r} for n, r in enumerate(rewards)]
+    failed = job("Running", RUNNING, lastFailure=FAILURE | {"message": message})
+    shown = view(failed, progress=Progress(step=step, total_steps=100), metrics=rows)
     out = io.StringIO()
     Console(file=out, width=width, force_terminal=True).print(screen(shown))
     assert "math" in out.getvalue()
