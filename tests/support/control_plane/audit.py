@@ -1,7 +1,5 @@
 """Rights that an account used, from the API server's audit log, and rights that its roles grant."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Kueue: its CRDs, and its controller with its webhooks, built from its Go module and run as a process."""
 
-from __future__ import annotations
-
 import base64
 import urllib.request
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A TCP connection to the API server that can be frozen and cut."""
 
-from __future__ import annotations
-
 import asyncio
 from types import TracebackType
 from typing import Self

@@ -4,8 +4,6 @@ As a test wants, a watch delivers late, ends, breaks, expires, and loses, repeat
 is that of an applier who owns all fields: it replaces `spec` and `data`, and merges labels and owner references.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The store of an API server: objects with growing resourceVersions, and their history until it is compacted."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Specs of jobs with mistakes that people and programs make, to compare who accepts them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The operator as a process, with the service account and the roles of the chart, and GRPOJobs for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -63,6 +63,12 @@ class Case:
         self.job, self.topology = world(**spec)
 
 
+def all_ready(**spec: Any) -> tuple[Case, list[ObservedPod]]:
+    """Return a job whose pods are all ready, and the pods."""
+    case = Case(**spec)
+    return case, case.see_all_ready()
+
+
 def failed(
     name: str, code: int = ExitCode.RANK_FAILED, reason: str = "RankFailed", at: int = 0, attempt: int = 0
 ) -> ObservedPod:

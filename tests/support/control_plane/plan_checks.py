@@ -3,8 +3,6 @@
 The status is true, settles, and changes as it may.
 """
 
-from __future__ import annotations
-
 import traceback
 from datetime import datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """A real Prometheus, configured from the chart's monitors as the Prometheus operator would do."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import urllib.error

@@ -1,7 +1,5 @@
 """Takes jobs through everything for which the operator needs a right, in place of kubelets, Kueue and people."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ The StatefulSet controller, scheduler and kubelets do their work at once when th
 much later. A container that ends is restarted and holds, as launchers do, until its pod is told of a later attempt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -4,8 +4,6 @@ A test suspends it between any two requests of a pass, lets requests fail before
 its watches.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar

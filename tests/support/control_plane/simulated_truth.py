@@ -1,7 +1,5 @@
 """Truths of every moment of a simulation, whatever operators see: judged by what the API server holds."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from grpo_operator.api import names

@@ -1,7 +1,5 @@
 """Operators over a simulated cluster: what users do and what goes wrong, and how it must end once nothing does."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any

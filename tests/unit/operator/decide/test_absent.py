@@ -1,7 +1,5 @@
 """A pod that is missing, or not prepared by its node, is found, and events say why."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +72,6 @@ def test_the_newest_refusal_of_the_attempt_is_quoted_and_none_of_earlier_ones() 
         {"note": "no time"},
     ]
     said = explain(missing, events, NOW)
-    assert said is not None
     assert said[1].endswith(": late")
     assert explain(missing, events[2:], NOW) is None
     assert explain(missing, [event('pods "job-b-0" already exists')], NOW) is None, "whose it is can be seen"
@@ -86,7 +83,6 @@ def test_a_refused_pod_is_a_warning_that_is_written_at_once() -> None:
     seen = replace(observed(pod(A)), why_absent=REFUSED)
     said = plan(case.job, case.topology, before, seen, {}, NOW)
     scheduled = find(said.status, Condition.SCHEDULED)
-    assert scheduled is not None
     assert scheduled.reason == "ChildRefused"
     assert scheduled.message.startswith(f"1 of 2 pods exist; {REFUSED[1]}; 1 of 2 pods have a node, the last since")
     assert [(one.type, one.reason, one.message) for one in said.events] == [
@@ -142,7 +138,6 @@ def test_the_job_says_what_a_kubelet_warns_of_and_which_volume_comes_before_that
         {"note": "no time"},
     ]
     said = explain_unprepared([*events, event("", at=after(NOW, -1), reason="Pulling")])
-    assert said is not None
     assert explain_unprepared([*events, event("", at=after(NOW, 9), reason="Pulling")]) is None, "it has got over it"
     assert explain_unprepared(()) is None
     seen = waiting_for(said[1], pods[1], observed(*pods))

@@ -13,7 +13,7 @@ from grpo_operator.decide.observe import Observed, observe, read_child, read_pod
 from grpo_operator.decide.plan import Deletion, Mode, plan
 from grpo_spec.reasons import Reason
 from support.control_plane.jobs import NOW, observed, pod, world
-from support.control_plane.passes import SERVER, A, B, Case, failed
+from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
 
 HOLD = "example.com/hold"
 
@@ -100,8 +100,7 @@ def test_a_job_owns_what_its_uid_controls_and_labels_say_nothing() -> None:
 
 
 def test_a_child_that_a_finalizer_holds_is_named() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     ours = ("GRPOJob", "job", "uid")
     held = _seen([], [_made("ConfigMap", "job-7", ours, deletionTimestamp=rfc3339(NOW), finalizers=[HOLD])]).children
     seen = replace(observed(*pods), children=held)
@@ -112,8 +111,7 @@ def test_a_child_that_a_finalizer_holds_is_named() -> None:
 
 def test_a_pod_that_lost_its_owner_is_waited_for_never_deleted_and_named() -> None:
     """As after `kubectl delete statefulset --cascade=orphan` of a job that is then suspended."""
-    case = Case()
-    case.see_all_ready()
+    case, _ = all_ready()
     case.edit(suspend=True)
     orphan = replace(pod(A, uid=f"{A}-0", ready=True), is_orphan=True)
     assert not case.see(orphan, at=10).deletions
@@ -135,8 +133,7 @@ def test_a_pod_of_others_that_has_the_name_of_one_that_is_missing_is_named() -> 
 
 
 def test_a_pod_whose_statefulset_was_replaced_is_deleted_once_it_should_end() -> None:
-    case = Case(failurePolicy={"backoffSeconds": 0})
-    case.see_all_ready()
+    case, _ = all_ready(failurePolicy={"backoffSeconds": 0})
     kept = pod(B, uid=f"{B}-0", ready=True)
     owned = replace(kept, controller="replaced")
     assert not case.see(pod(A, uid=f"{A}-0", ready=True), owned).deletions
@@ -146,8 +143,7 @@ def test_a_pod_whose_statefulset_was_replaced_is_deleted_once_it_should_end() ->
 
 
 def test_the_next_attempt_begins_once_all_pods_are_gone_and_the_wait_is_over() -> None:
-    case = Case(failurePolicy={"backoffSeconds": 100})
-    pods = case.see_all_ready()
+    case, pods = all_ready(failurePolicy={"backoffSeconds": 100})
     stopped = case.see(failed(A, at=5), *pods[1:], at=6)
     assert stopped.mode == Mode.STOPPED
     assert stopped.status.phase == "Restarting"
@@ -168,8 +164,7 @@ def test_the_next_attempt_begins_once_all_pods_are_gone_and_the_wait_is_over() -
 
 
 def test_a_pod_of_an_earlier_attempt_is_deleted_and_never_recorded() -> None:
-    case = Case(failurePolicy={"backoffSeconds": 0})
-    case.see_all_ready()
+    case, _ = all_ready(failurePolicy={"backoffSeconds": 0})
     case.see(failed(A))
     case.see(at=1)
     assert case.status.attempt == 1
@@ -179,8 +174,7 @@ def test_a_pod_of_an_earlier_attempt_is_deleted_and_never_recorded() -> None:
 
 
 def test_suspension_ends_trainers_first_then_engines_and_resumes_in_a_new_attempt() -> None:
-    case = Case(**SERVER)
-    pods = case.see_all_ready()
+    case, pods = all_ready(**SERVER)
     case.edit(**SERVER, suspend=True)
     saving = case.see(*pods, at=10)
     assert (saving.mode, saving.status.phase) == (Mode.ENGINES_ONLY, "Suspended")
@@ -202,8 +196,7 @@ def test_suspension_ends_trainers_first_then_engines_and_resumes_in_a_new_attemp
 
 
 def test_a_job_that_is_resumed_while_pods_save_says_which() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     case.edit(suspend=True)
     case.see(*pods, at=10)
     case.edit()
@@ -218,8 +211,7 @@ def test_what_keeps_the_pods_that_are_left_is_said_of_a_suspension_and_of_a_rest
     silent = replace(pod(B, uid=f"{B}-0"), node="far", **gone)
     lost = {"lost_nodes": {"far": after(NOW, 5)}}
     why = f"{A} (its finalizers hold it: {HOLD}), {B} (its node far has not been ready since 2026-01-01T00:00:05Z)"
-    case = Case()
-    case.see_all_ready()
+    case, _ = all_ready()
     case.edit(suspend=True)
     case.see(held, silent, at=10, **lost)
     assert case.message(Condition.SUSPENDED) == f"2 pods are saving and ending: {why}"
@@ -229,13 +221,11 @@ def test_what_keeps_the_pods_that_are_left_is_said_of_a_suspension_and_of_a_rest
     late = f"on node near, it did not end with its grace period at {rfc3339(after(NOW, 40))}"
     assert case.message(Condition.SUSPENDED) == f"1 pod is saving and ending: {B} ({late})"
 
-    case = Case(failurePolicy={"backoffSeconds": 100})
-    pods = case.see_all_ready()
+    case, pods = all_ready(failurePolicy={"backoffSeconds": 100})
     case.see(failed(A, at=5), pods[1], at=6)
     case.see(pods[0], pods[1], at=8)
     assert "it waits for" not in case.message(Condition.RESTARTING), "the back-off runs, and all is well"
     ends = case.status.next_restart_time
-    assert ends is not None
     now = plan(case.job, case.topology, case.status, observed(pods[0], pods[1]), {}, ends)
     assert f"it waits for 2 pods that still end: {A}, {B}" in find(now.status, Condition.RESTARTING).message
     case.see(held, silent, at=10, **lost)
@@ -247,8 +237,7 @@ def test_what_keeps_the_pods_that_are_left_is_said_of_a_suspension_and_of_a_rest
 
 
 def test_a_job_that_is_resumed_waits_for_what_an_earlier_job_left_and_says_so() -> None:
-    case = Case()
-    case.see_all_ready()
+    case, _ = all_ready()
     case.edit(suspend=True)
     case.see(at=10)
     assert (case.status.phase, holds(case.status, Condition.RECONCILING)) == ("Suspended", False)

@@ -11,7 +11,7 @@ from grpo_operator.decide.conditions import find, holds, is_terminal
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, ended, pod
-from support.control_plane.passes import SERVER, A, B, Case, failed
+from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
 
 
 def test_a_lost_peer_is_blamed_only_after_waiting_for_the_root_cause() -> None:
@@ -37,8 +37,7 @@ def test_a_lost_peer_is_blamed_only_after_waiting_for_the_root_cause() -> None:
 @pytest.mark.parametrize("clock", [3600, 0, -60], ids=["an hour ahead", "right", "a minute behind"])
 def test_the_clock_of_a_node_decides_neither_how_long_is_waited_nor_who_is_blamed(clock: int) -> None:
     lost = failed(A, ExitCode.PEER_LOST, "PeerLost", at=100 + clock)
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     case.see(lost, replace(pods[1], ready=False), at=100)
     assert case.status.phase == "Starting", "the culprit may be on a node that is lost"
     case.see(lost, replace(pods[1], ready=False), at=144)
@@ -46,8 +45,7 @@ def test_the_clock_of_a_node_decides_neither_how_long_is_waited_nor_who_is_blame
     case.see(lost, replace(pods[1], ready=False), at=145)
     assert (case.status.phase, case.status.last_failure.time) == ("Restarting", after(NOW, 100))
     for first, second in ((A, B), (B, A)):
-        case = Case(failurePolicy={"maxRestarts": 0})
-        case.see_all_ready()
+        case, _ = all_ready(failurePolicy={"maxRestarts": 0})
         one = replace(failed(first, ExitCode.PEER_LOST, "PeerLost", at=100), node="right")
         case.see(one, pod(second, uid=f"{second}-0"), at=100)
         case.see(one, replace(failed(second, at=102 + clock), node="wrong"), at=102)
@@ -82,8 +80,7 @@ def test_a_restarted_container_without_a_result_is_a_lost_outcome() -> None:
 
 
 def test_an_eviction_is_named_and_not_counted_although_ranks_only_report_that_they_stopped() -> None:
-    case = Case()
-    case.see_all_ready()
+    case, _ = all_ready()
     evicted = replace(
         pod(B, uid=f"{B}-0"), disruption=Disruption(reason="Evicted", message="EvictionByEvictionAPI: drain")
     )
@@ -103,15 +100,13 @@ def test_an_eviction_is_named_and_not_counted_although_ranks_only_report_that_th
 
 
 def test_a_pod_deleted_by_hand_is_named_and_counted() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     case.see(pods[0], pod(B, uid="another"))
     assert (case.status.last_failure.reason, case.status.restarts.counted) == ("PodReplaced", 1)
 
 
 def test_a_deleted_pod_is_named_although_all_pods_report_secondary_failures() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     going = replace(pods[1], deletion_time=after(NOW, 60))
     case.see(pods[0], going, at=1)
     assert case.status.phase == "Running", "it still saves a checkpoint"
@@ -122,8 +117,7 @@ def test_a_deleted_pod_is_named_although_all_pods_report_secondary_failures() ->
 
 
 def test_a_hang_is_reported_with_the_phase_of_every_rank_and_no_answer_is_no_hang() -> None:
-    case = Case(failurePolicy={"hangSeconds": 100})
-    pods = case.see_all_ready()
+    case, pods = all_ready(failurePolicy={"hangSeconds": 100})
     stuck = Progress(
         step=7,
         total_steps=40,

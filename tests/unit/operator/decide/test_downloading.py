@@ -1,7 +1,5 @@
 """With cache.prefetch, a Job without GPUs downloads before the first attempt, and says how far it is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -120,9 +118,7 @@ def test_a_try_that_fails_waits_as_a_restart_does_counts_nothing_and_says_when_t
         case.fails(uid=f"j{number}")
         failed = case.look(at=now)
         tries = failed.status.download
-        assert tries is not None
         assert tries.failures == number
-        assert tries.retry_time is not None
         waits.append(seconds_between(after(NOW, now), tries.retry_time))
         assert not failed.download, "its pod's log can be read until then"
         assert case.message(Condition.SCHEDULED).startswith("no GPU is asked for yet; failed ")
@@ -132,14 +128,12 @@ def test_a_try_that_fails_waits_as_a_restart_does_counts_nothing_and_says_when_t
         )
         assert ("Warning", "DownloadFailed") in [(one.type, one.reason) for one in failed.events]
         assert case.look(at=now + 1).events == ()
-        assert failed.requeue_after is not None
         assert failed.requeue_after <= waits[-1]
         now += int(waits[-1])
         assert case.look(at=now).download.removals == (case.child,)
         case.child = None
         again = case.look(at=now)
         assert again.download.create
-        assert again.status.download is not None
         assert again.status.download.retry_time is None
     assert all(0.8 * 10 * 2**i <= wait <= 1.2 * 10 * 2**i for i, wait in enumerate(waits[:6])), waits
     assert case.status.restarts.total == 0
@@ -270,7 +264,6 @@ def test_its_pod_plans_the_job_where_node_selectors_of_all_trainers_say_the_gpu(
 
     known = wanted(nodeSelector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
     assert known.gpu_bytes == gpu_bytes("h100")
-    assert known.contract is not None
     assert known.contract.world_size == 2
     assert (wanted().contract, wanted().gpu_bytes) == (None, None)
 

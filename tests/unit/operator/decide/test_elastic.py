@@ -1,7 +1,5 @@
 """Engines join and leave a running job: nothing restarts, nothing waits for them, and all of it is said."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +14,7 @@ from grpo_operator.decide.plan import Mode
 from grpo_operator.layout.contracts import make_contract
 from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, pod, world
-from support.control_plane.passes import Case, failed
+from support.control_plane.passes import Case, all_ready, failed
 
 NO_ROOM = "0/8 nodes are available: 8 Insufficient nvidia.com/gpu."
 
@@ -35,8 +33,7 @@ def engine(number: int, **more: Any) -> ObservedPod:
 @pytest.fixture
 def case() -> Case:
     """A job that runs with two engines."""
-    case = Case(**elastic(2))
-    case.see_all_ready()
+    case, _ = all_ready(**elastic(2))
     assert case.status.phase == "Running"
     return case
 
@@ -98,7 +95,6 @@ def test_engines_that_are_added_disturb_nothing(case: Case) -> None:
     assert case.message(Condition.RUNNING).endswith("and 1 of 3 elastic ones; job-gen-2 does not exist yet")
     case.see(*before, engine(2, ready=True), engine(3, ready=True), at=20)
     assert case.message(Condition.RUNNING) == "all 3 pods are ready, and 3 of 3 elastic ones"
-    assert case.status.elastic is not None
     assert case.status.elastic.selector == "training.grpo.dev/job-uid=uid,training.grpo.dev/group=gen"
 
 
@@ -126,8 +122,7 @@ def test_an_engine_that_is_added_again_while_its_pod_still_ends_has_not_failed(c
 
 
 def test_spare_engines_that_fail_at_once_are_each_replaced() -> None:
-    case = Case(**elastic(4))
-    case.see_all_ready()
+    case, _ = all_ready(**elastic(4))
     names = [f"job-gen-{number}" for number in (1, 2, 3)]
     died = [replace(failed(name, reason="EngineDied", at=5), uid=f"{name}-0", group="gen") for name in names]
     case.see(*trainers(case), engine(0, ready=True), *died, at=5)
@@ -158,7 +153,6 @@ def test_an_elastic_engine_that_fails_again_and_again_is_replaced_ever_later_and
             Condition.RUNNING
         )
         waits.append(seconds_between(after(NOW, at), due))
-        assert case.last.requeue_after is not None
         assert case.last.requeue_after <= waits[-1]
         at += round(waits[-1])
         assert [one.name for one in case.see(*rest, died, at=at).deletions] == ["job-gen-1"]
@@ -207,7 +201,6 @@ def test_ranks_that_hang_are_found_while_an_engine_is_missing(case: Case) -> Non
     hung = Progress(step=3, total_steps=9, age_seconds=61, rank_phases={"0": "Training"})
     case.edit(**elastic(4, failurePolicy={"hangSeconds": 60, "onGenerationFailure": "RestartGeneration"}))
     case.see(*trainers(case), engine(0, ready=True), engine(1, ready=True), engine(2), at=90, progress=hung)
-    assert case.status.last_failure is not None
     assert case.status.last_failure.reason == "Hung"
 
 
@@ -255,7 +248,6 @@ def test_engines_that_were_asked_for_and_do_not_sample_are_waited_for(
     plan = case.see(*pods, at=20, progress=report)
     assert (plan.scale and plan.scale.replicas) == becomes
     progress = case.status.progress
-    assert progress is not None
     assert progress.advice == (report.advice if count == 3 else None)
 
 
@@ -267,7 +259,6 @@ def test_the_operator_takes_engines_away_and_leaves_suspended_jobs_alone() -> No
     case.status = case.status.model_copy(update={"progress": progress})
     pods = [*trainers(case), *(engine(number, ready=number < 3) for number in range(4))]
     scale = case.see(*pods).scale
-    assert scale is not None
     assert scale.message == "4 elastic engines become 2: 2 engines would balance the ranks (1 to 4 are allowed)"
     case.edit(**spec, suspend=True)
     assert case.see(*pods, at=5).scale is None

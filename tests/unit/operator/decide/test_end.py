@@ -8,7 +8,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.decide.conditions import find, holds, is_terminal, set_condition
 from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, ended, pod
-from support.control_plane.passes import A, B, Case, failed
+from support.control_plane.passes import A, B, Case, all_ready, failed
 
 
 def test_an_attempt_that_does_not_start_in_time_fails_and_names_its_obstacle() -> None:
@@ -22,8 +22,7 @@ def test_an_attempt_that_does_not_start_in_time_fails_and_names_its_obstacle() -
 
 
 def test_restarts_do_not_reset_the_deadline_and_suspension_pauses_it() -> None:
-    case = Case(activeDeadlineSeconds=1000, failurePolicy={"backoffSeconds": 0})
-    case.see_all_ready()
+    case, _ = all_ready(activeDeadlineSeconds=1000, failurePolicy={"backoffSeconds": 0})
     case.see(failed(A), at=400)
     case.see(at=401)
     case.see_all_ready(at=402)
@@ -41,8 +40,7 @@ def test_restarts_do_not_reset_the_deadline_and_suspension_pauses_it() -> None:
 
 
 def test_a_job_whose_deadline_passes_during_a_back_off_announces_no_further_attempt() -> None:
-    case = Case(activeDeadlineSeconds=100, failurePolicy={"backoffSeconds": 300})
-    pods = case.see_all_ready()
+    case, pods = all_ready(activeDeadlineSeconds=100, failurePolicy={"backoffSeconds": 300})
     case.see(failed(A), pods[1], at=50)
     assert case.status.next_restart_time is not None
     case.see(at=100)
@@ -57,8 +55,7 @@ def test_a_job_whose_deadline_passes_during_a_back_off_announces_no_further_atte
     ],
 )
 def test_a_job_that_failed_says_how_another_one_goes_on_from_its_checkpoint(storage: dict[str, str], then: str) -> None:
-    case = Case(failurePolicy={"maxRestarts": 0}, storage=storage)
-    pods = case.see_all_ready()
+    case, pods = all_ready(failurePolicy={"maxRestarts": 0}, storage=storage)
     saved = "ns/job/uid/checkpoints/step-7"
     case.see(*pods, at=1, progress=Progress(step=8, total_steps=9, checkpoint_step=7, checkpoint=saved))
     case.see(failed(A), pods[1], at=2)
@@ -67,8 +64,7 @@ def test_a_job_that_failed_says_how_another_one_goes_on_from_its_checkpoint(stor
 
 
 def test_a_job_that_finishes_while_it_is_suspended_is_complete() -> None:
-    case = Case()
-    case.see_all_ready()
+    case, _ = all_ready()
     case.edit(suspend=True)
     case.see(failed(A, ExitCode.DONE, "Done"), failed(B, ExitCode.DONE, "Done"), at=10)
     assert holds(case.status, Condition.COMPLETE)
@@ -76,8 +72,7 @@ def test_a_job_that_finishes_while_it_is_suspended_is_complete() -> None:
 
 
 def test_an_ended_job_follows_edits_and_says_nothing_of_pods_that_are_gone() -> None:
-    case = Case()
-    case.see_all_ready()
+    case, _ = all_ready()
     done = [failed(name, ExitCode.DONE, "Done") for name in (A, B)]
     case.see(*done, at=10)
     case.see(at=20)
@@ -93,8 +88,7 @@ def test_an_ended_job_follows_edits_and_says_nothing_of_pods_that_are_gone() -> 
 
 
 def test_an_end_that_another_release_wrote_becomes_true() -> None:
-    case = Case(failurePolicy={"maxRestarts": 0})
-    pods = case.see_all_ready()
+    case, pods = all_ready(failurePolicy={"maxRestarts": 0})
     case.see(failed(A), pods[1], at=10)
     for kind in (Condition.SCHEDULED, Condition.RUNNING, Condition.HUNG):
         case.status = set_condition(case.status, kind, True, "Any", "", generation=1, now=NOW)
@@ -103,8 +97,7 @@ def test_an_end_that_another_release_wrote_becomes_true() -> None:
 
 
 def test_the_checkpoint_that_ranks_save_after_a_deadline_is_recorded() -> None:
-    case = Case(activeDeadlineSeconds=100)
-    pods = case.see_all_ready()
+    case, pods = all_ready(activeDeadlineSeconds=100)
     case.see(*pods, at=100)
     assert is_terminal(case.status)
     saved = Progress(step=7, total_steps=9, checkpoint_step=7, checkpoint="checkpoints/step-7")

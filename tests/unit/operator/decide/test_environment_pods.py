@@ -1,7 +1,5 @@
 """Environment pods belong to no attempt: it waits for them before it has a pod, and never ends for them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -97,7 +95,6 @@ def test_a_users_mistake_that_one_finds_ends_the_job_while_no_rank_is_there_to_h
         f"environment pod job-boxes-0 on node node, exit code {code}: {said}; a restart would fail on the same settings"
     )
     failure = case.status.last_failure
-    assert failure is not None
     assert (failure.reason, failure.role, failure.pod) == ("ConfigError", "environment", "job-boxes-0")
 
 
@@ -220,11 +217,9 @@ def test_one_that_the_cluster_refuses_is_asked_about_after_those_of_the_attempt(
     case = Environments()
     seen = replace(observed(), children=(_set("job-boxes", "environment"),))
     missing = find_missing(case.status, case.topology, seen)
-    assert missing is not None
     assert missing.pod == "job-boxes-0"
     trainers = replace(seen, children=(_set("job-boxes", "environment"), _set("job-b", "trainer")))
     missing = find_missing(case.status, case.topology, trainers)
-    assert missing is not None
     assert missing.pod == "job-b-0"
 
 

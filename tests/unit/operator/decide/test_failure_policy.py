@@ -12,7 +12,7 @@ from grpo_operator.decide.plan import Deletion, Mode
 from grpo_operator.layout.contracts import make_contract
 from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import NOW, pod
-from support.control_plane.passes import SERVER, A, B, Case, failed
+from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
 
 
 def test_waits_double_and_the_job_fails_when_its_restarts_are_used_up() -> None:
@@ -57,8 +57,7 @@ def test_after_out_of_memory_micro_batches_are_halved_and_three_restarts_do_not_
 
 
 def test_micro_batches_that_ranks_choose_are_halved_by_them() -> None:
-    case = Case()
-    case.see_all_ready()
+    case, _ = all_ready()
     case.see(failed(A, reason="OutOfMemory"))
     assert "; micro-batches are halved; next attempt" in case.message(Condition.RESTARTING)
     contract = make_contract(replace(case.job, micro_batch_halvings=1), case.topology, 1)
@@ -67,8 +66,7 @@ def test_micro_batches_that_ranks_choose_are_halved_by_them() -> None:
 
 @pytest.mark.parametrize("rule", ["Fail", "Restart", "RestartFree"])
 def test_a_rule_about_out_of_memory_decides_whether_it_counts(rule: str) -> None:
-    case = Case(failurePolicy={"rules": [{"name": "mine", "reasons": ["OutOfMemory"], "action": rule}]})
-    case.see_all_ready()
+    case, _ = all_ready(failurePolicy={"rules": [{"name": "mine", "reasons": ["OutOfMemory"], "action": rule}]})
     case.see(failed(A, reason="OutOfMemory"))
     assert is_terminal(case.status) == (rule == "Fail")
     assert case.status.restarts.counted == (rule == "Restart")
@@ -76,8 +74,7 @@ def test_a_rule_about_out_of_memory_decides_whether_it_counts(rule: str) -> None
 
 
 def test_a_wrong_setting_is_not_tried_again() -> None:
-    case = Case()
-    case.see_all_ready()
+    case, _ = all_ready()
     case.see(failed(A, ExitCode.CONFIG_ERROR, "ConfigError"), pod(B))
     assert find(case.status, Condition.FAILED).reason == "ConfigError"
     assert "a restart would fail on the same settings" in case.message(Condition.FAILED)
@@ -85,28 +82,24 @@ def test_a_wrong_setting_is_not_tried_again() -> None:
 
 def test_numbers_that_are_not_finite_end_the_job_unless_a_rule_restarts_it() -> None:
     for rules, terminal in (([], True), ([{"name": "mine", "reasons": ["NotFinite"], "action": "Restart"}], False)):
-        case = Case(failurePolicy={"rules": rules})
-        case.see_all_ready()
+        case, _ = all_ready(failurePolicy={"rules": rules})
         case.see(failed(A, reason="NotFinite"), pod(B))
         assert is_terminal(case.status) == terminal
         assert case.status.last_failure.reason == "NotFinite"
 
 
 def test_lost_environments_are_tried_again_until_restarts_are_used_up() -> None:
-    case = Case(failurePolicy={"maxRestarts": 1})
-    case.see_all_ready()
+    case, _ = all_ready(failurePolicy={"maxRestarts": 1})
     case.see(failed(A, reason="EnvironmentFailed"))
     assert (is_terminal(case.status), case.status.restarts.counted) == (False, 1)
     assert case.status.last_failure.reason == "EnvironmentFailed"
-    spent = Case(failurePolicy={"maxRestarts": 0})
-    spent.see_all_ready()
+    spent, _ = all_ready(failurePolicy={"maxRestarts": 0})
     spent.see(failed(A, reason="EnvironmentFailed"), pod(B))
     assert find(spent.status, Condition.FAILED).reason == "EnvironmentFailed"
 
 
 def test_weights_that_differ_are_not_pushed_again() -> None:
-    case = Case()
-    case.see_all_ready()
+    case, _ = all_ready()
     case.see(failed(A, ExitCode.RANK_FAILED, "WeightsDiffer"), pod(B))
     assert find(case.status, Condition.FAILED).reason == "WeightsDiffer"
     assert "would push the same weights" in case.message(Condition.FAILED)
@@ -135,8 +128,7 @@ def test_the_first_rule_that_matches_decides(rule: dict[str, Any], terminal: boo
 
 def test_a_failed_engine_alone_is_recreated() -> None:
     policy = {"failurePolicy": {"onGenerationFailure": "RestartGeneration", "maxRestarts": 1}}
-    case = Case(**SERVER, **policy)
-    pods = case.see_all_ready()
+    case, pods = all_ready(**SERVER, **policy)
     died = failed("job-gen-1", ExitCode.RANK_FAILED, "EngineDied")
     others = [one for one in pods if one.name != "job-gen-1"]
     first = case.see(*others, died)
@@ -214,8 +206,7 @@ def test_a_deleted_follower_takes_its_engine_with_it() -> None:
 def test_only_the_group_of_the_failed_engine_counts_a_recreated_pod() -> None:
     groups = [{"name": "gen", "gpus": 1}, {"name": "gen-2", "gpus": 1}]
     generation = {"topology": "Server", "server": {"groups": groups}}
-    case = Case(generation=generation, failurePolicy={"onGenerationFailure": "RestartGeneration"})
-    pods = case.see_all_ready()
+    case, pods = all_ready(generation=generation, failurePolicy={"onGenerationFailure": "RestartGeneration"})
     case.see(
         *(one for one in pods if one.name != "job-gen-2-0"),
         failed("job-gen-2-0", ExitCode.RANK_FAILED, "EngineDied"),

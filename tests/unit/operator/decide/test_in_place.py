@@ -17,7 +17,7 @@ from grpo_operator.layout.manifests import manifests
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode, Outcome
 from support.control_plane.jobs import NOW, ended, observed, pod
-from support.control_plane.passes import SERVER, A, B, Case
+from support.control_plane.passes import SERVER, A, B, Case, all_ready
 
 IN_PLACE = {"failurePolicy": {"restartStrategy": "InPlace", "backoffSeconds": 0}}
 
@@ -30,8 +30,7 @@ def holds(one: ObservedPod, code: int = ExitCode.RANK_FAILED, attempt: int = 0, 
 
 def after_a_failure(**more: object) -> tuple[Case, list[ObservedPod]]:
     """Return a job of which all pods ran and then failed, and the pods, which hold."""
-    case = Case(**IN_PLACE, **more)
-    running = case.see_all_ready()
+    case, running = all_ready(**IN_PLACE, **more)
     held = [holds(one) if one.name in (A, B) else one for one in running]
     case.see(*held, at=10)
     return case, held
@@ -80,7 +79,6 @@ def test_a_failure_in_kept_pods_is_found_among_what_ended_there_before() -> None
     out_of_memory = Ending(ended(137, "OOMKilled", after(NOW, 30)))
     raw = replace(held[0], announced_attempt=1, restarts=1, endings=(*before, out_of_memory))
     case.see(raw.without(case.status.over), fresh[1], at=31)
-    assert case.status.last_failure is not None
     assert (case.status.last_failure.reason, case.status.last_failure.attempt) == ("OOMKilled", 1)
 
 
@@ -101,8 +99,7 @@ def test_engines_run_on_until_the_next_attempt_begins() -> None:
 
 
 def test_it_waits_for_all_ranks_and_for_the_reason_of_each_container() -> None:
-    case = Case(**IN_PLACE)
-    first, second = case.see_all_ready()
+    case, (first, second) = all_ready(**IN_PLACE)
     case.see(holds(first), second, at=10)
     assert keeps_pods(case.status)
     case.see(holds(first), second, at=11)
@@ -148,8 +145,7 @@ def test_pods_are_recreated_if_a_node_is_not_ready() -> None:
 
 
 def test_pods_are_recreated_if_one_does_not_end() -> None:
-    case = Case(**IN_PLACE)
-    first, second = case.see_all_ready()
+    case, (first, second) = all_ready(**IN_PLACE)
     case.see(holds(first), second, at=10)
     case.see(holds(first), second, at=300)
     assert case.last.mode == Mode.KEEP
@@ -221,8 +217,7 @@ def test_pods_leave_a_node_on_which_three_attempts_failed() -> None:
 
 
 def test_a_contract_that_cannot_change_means_new_pods() -> None:
-    case = Case(**IN_PLACE)
-    running = case.see_all_ready()
+    case, running = all_ready(**IN_PLACE)
     packed = pack({"metadata": {}, "immutable": True})
     fixed = Child(kind="ConfigMap", name=contract_name("job", 0), uid="c", packed=packed)
     seen = replace(observed(*map(holds, running)), children=(fixed,))
@@ -268,8 +263,7 @@ def test_the_newest_end_of_a_container_is_read_beside_the_one_before() -> None:
 
 def test_a_pod_of_a_job_without_restart_in_place_may_say_any_attempt() -> None:
     """A user's image may report a wrong number: its end counts nevertheless."""
-    case = Case(failurePolicy={"backoffSeconds": 0, "maxRestarts": 0})
-    running = case.see_all_ready()
+    case, running = all_ready(failurePolicy={"backoffSeconds": 0, "maxRestarts": 0})
     case.see(*(holds(one, attempt=-7).without(case.status.over) for one in running), at=10)
     assert case.status.phase == "Failed"
     assert pod(A).announced_attempt is None

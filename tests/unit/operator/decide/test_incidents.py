@@ -1,7 +1,5 @@
 """Events beside a failure change neither its weight nor the course of the others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +13,7 @@ from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode
 from grpo_operator.decide.repeats import named_if_repeated
 from support.control_plane.jobs import NOW, ended, pod
-from support.control_plane.passes import A, Case, failed
+from support.control_plane.passes import A, Case, all_ready, failed
 
 KEY_ERROR = "rank 0 failed with exit code 1: KeyError: 'answer'"
 
@@ -50,7 +48,6 @@ def test_engines_that_die_together_are_replaced_together_and_count_once() -> Non
     waits = {seconds_between(after(NOW, 5), one.replace_time or "") for one in case.status.members if one.replacing}
     assert (case.status.phase, len(waits), max(waits) <= 12) == ("Starting", 1, True)
     assert (case.status.restarts.total, case.status.restarts.counted) == (8, 1)
-    assert case.status.recent_restarts is not None
     assert case.status.recent_restarts.total == 1
 
 
@@ -82,11 +79,9 @@ def test_a_dead_engine_takes_no_checkpoint_from_a_trainer_that_is_drained(elasti
 
 
 def test_the_same_exception_is_repeated_only_right_after_and_at_a_step_that_is_known() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     case.see(failed(A, at=25), pods[1], at=25)
     last = case.status.last_failure
-    assert last is not None
     failure = Failure(**last.model_dump() | {"message": KEY_ERROR, "reason": "RankFailed", "attempt": 1})
 
     def again(**changes: Any) -> str:
@@ -114,7 +109,6 @@ def test_a_stuck_engine_that_the_job_does_not_need_leaves_it_running_and_the_sta
     for at in (5, 200, 202, 204):
         needed.see(*ranks, engine(0), engine(1, deletion_time=after(NOW, 30)), at=at)
         condition = find(needed.status, Condition.SCHEDULED)
-        assert condition is not None
         times.append((condition.reason, condition.last_transition_time))
     assert times[-1] == times[-2] == times[-3]
     assert times[-1][0] == "PodStuck"

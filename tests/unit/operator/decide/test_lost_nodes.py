@@ -11,12 +11,11 @@ from grpo_operator.decide.deletions import HELD_SECONDS, Deletion
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import NOW, pod
-from support.control_plane.passes import A, B, Case, failed
+from support.control_plane.passes import A, B, Case, all_ready, failed
 
 
 def test_pods_of_a_lost_node_are_deleted_by_force_and_the_next_attempt_prefers_other_nodes() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     silent = replace(pods[1], ready=False)
     since = {"node": after(NOW, 10)}
     waits = case.see(pods[0], silent, at=60, lost_nodes=since)
@@ -45,8 +44,7 @@ def test_pods_of_a_lost_node_are_deleted_by_force_and_the_next_attempt_prefers_o
 
 
 def test_a_lost_peer_whose_node_turns_out_to_be_lost_is_not_counted_after_all() -> None:
-    case = Case()
-    case.see_all_ready()
+    case, _ = all_ready()
     lost, silent = failed(A, ExitCode.PEER_LOST, "PeerLost"), pod(B, uid=f"{B}-0")
     for at in (1, 50):
         case.see(lost, silent, at=at)
@@ -65,8 +63,7 @@ def test_a_lost_peer_whose_node_turns_out_to_be_lost_is_not_counted_after_all() 
 
 def _stuck(restarts: int = 3, **more: Any) -> tuple[Case, ObservedPod]:
     """Return a job that restarts, or has failed, and a pod of it whose grace period ends 300 s after the job began."""
-    case = Case(failurePolicy={"maxRestarts": restarts})
-    pods = case.see_all_ready()
+    case, pods = all_ready(failurePolicy={"maxRestarts": restarts})
     case.see(failed(A), pods[1])
     return case, replace(pods[1], deletion_time=after(NOW, 300), held_by="its container has not ended", **more)
 

@@ -14,7 +14,7 @@ from grpo_operator.decide.plan import Obstacle, plan
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress
 from support.control_plane.jobs import NOW, observed, pod, world
-from support.control_plane.passes import A, Case, failed
+from support.control_plane.passes import A, Case, all_ready, failed
 
 
 def test_a_calm_job_gets_passes_less_often() -> None:
@@ -38,8 +38,7 @@ def test_where_there_are_many_jobs_each_gets_fewer_passes_while_nothing_is_urgen
             case.job, case.topology, case.status, observed(*pods), reports, after(NOW, at), least=least
         ).requeue_after
 
-    case = Case(activeDeadlineSeconds=99)
-    pods = case.see_all_ready()
+    case, pods = all_ready(activeDeadlineSeconds=99)
     assert seconds(case, *pods) == 60, "also while its first step is awaited"
     assert seconds(case, *pods, at=90) == 9, "the deadline is near"
     assert seconds(case, failed(A), pods[1]) == POLL_SECONDS, "it ends"
@@ -60,15 +59,13 @@ def test_an_attempt_that_starts_gets_a_pass_at_each_of_its_deadlines() -> None:
 
 
 def test_passes_are_rare_during_the_wait_once_all_pods_are_gone() -> None:
-    case = Case(failurePolicy={"backoffSeconds": 1000, "maxBackoffSeconds": 1000})
-    pods = case.see_all_ready()
+    case, pods = all_ready(failurePolicy={"backoffSeconds": 1000, "maxBackoffSeconds": 1000})
     assert case.see(failed(A), pods[1]).requeue_after == POLL_SECONDS
     assert case.see().requeue_after == CALM_SECONDS
 
 
 def test_a_suspended_job_without_pods_is_not_looked_at() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     case.edit(suspend=True)
     assert case.see(*pods, at=5).requeue_after == CALM_SECONDS
     assert case.see(at=6).requeue_after is None
@@ -87,8 +84,7 @@ def test_a_job_that_stays_refused_is_looked_at_less_often() -> None:
 
 
 def test_passes_are_skipped_only_over_an_attempt_that_nothing_disturbs() -> None:
-    case = Case(failurePolicy={"backoffSeconds": 100})
-    pods = case.see_all_ready()
+    case, pods = all_ready(failurePolicy={"backoffSeconds": 100})
     going = replace(pods[1], deletion_time=after(NOW, 90))
     assert is_quiet(case.status, observed(*pods))
     assert not is_quiet(case.status, observed(pods[0], going))
@@ -99,8 +95,7 @@ def test_passes_are_skipped_only_over_an_attempt_that_nothing_disturbs() -> None
     draft.set(Condition.BLOCKED, True, Reason.PASS_FAILED, "a pass over the job failed")
     assert not is_quiet(draft.status, observed(*pods))
     assert not is_quiet(case.see(failed(A, at=5), *pods[1:], at=5).status, observed()), "it waits to begin again"
-    paused = Case()
-    pods = paused.see_all_ready()
+    paused, pods = all_ready()
     paused.edit(suspend=True)
     assert not is_quiet(paused.see(*pods, at=5).status, observed(*pods))
     paused.see(at=9)

@@ -1,7 +1,5 @@
 """What is read of objects: equal ones are the same bytes, numbers and texts have bounds, nodes are lost or ready."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +56,6 @@ def test_what_a_pod_says_has_bounds() -> None:
     labels = {"training.grpo.dev/attempt": "9" * 19}  # no 64 bits hold it
     read = read_pod({"metadata": {"name": "p", "uid": "u", "labels": labels}, "status": status})
     assert (read.attempt, read.ip) == (-1, "10.0.0.7")
-    assert read.outcome is not None
     assert (len(read.outcome.reason), len(read.outcome.message)) == (128, 4096)
     assert read_pod({"metadata": {"name": "p", "uid": "u"}}).ip is None
 

@@ -4,8 +4,6 @@ Specs, statuses, pods, nodes and answers of launchers begin as a real cluster ha
 into any JSON. A pass is the whole pure core: parsing, observing, planning and building the objects.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace
@@ -33,7 +31,7 @@ from grpo_spec.reports import ExitCode, GpuUse, Outcome, Progress, RunWarning
 from grpo_spec.schema import dump
 from grpo_workload.pod.contract_file import parse_contract
 from support.control_plane.jobs import NOW, spec
-from support.control_plane.passes import SERVER, A, B, Case
+from support.control_plane.passes import SERVER, A, B, Case, all_ready
 
 JSON = st.recursive(
     st.none()
@@ -140,8 +138,7 @@ PROGRESS = json.loads(
 
 def running() -> dict[str, Any]:
     """Return the status of a job whose attempt runs."""
-    case = Case()
-    case.see_all_ready()
+    case, _ = all_ready()
     return dump(case.status)
 
 
@@ -212,7 +209,6 @@ def test_an_attempt_that_runs_is_never_left_alone(raw: Any, said: Any) -> None:
     assert acted, status
     assert decided.mode == Mode.STOPPED or job.spec.suspend
     if not job.spec.suspend:
-        assert status.last_failure is not None
         assert (status.last_failure.pod, status.last_failure.message) == (A, "rank 0: no luck")
 
 
@@ -239,7 +235,6 @@ def test_a_newer_crd_changes_nothing_but_a_sentence() -> None:
     job = Job(namespace="ns", name="job", uid="u", generation=1, spec=stored.spec, ignored=stored.ignored)
     begun = plan(job, plan_topology(job), status, observe("u", pods=[]), {}, NOW).status
     accepted = find(begun, Condition.ACCEPTED)
-    assert accepted is not None
     assert accepted.message.endswith("does not know, and ignores, spec.training.fancy, spec.elastic")
 
 
@@ -247,7 +242,6 @@ def test_a_rule_of_a_newer_release_holds_for_jobs_that_have_not_begun() -> None:
     older = copy.deepcopy(SPEC) | {"network": {"rdmaCount": 2}, "storage": {"export": {"everySteps": 1}}}
     older["storage"]["export"]["lora"] = "adapters"
     fault = read_spec(older, read_status({})).fault
-    assert fault is not None
     assert "rdmaCount needs rdmaResource" in fault
     stored = read_spec(older, read_status(RUNNING))
     assert stored.fault is None
@@ -292,8 +286,7 @@ def test_an_older_crd_that_lacks_a_section_stops_only_the_next_attempt() -> None
 
 
 def test_a_job_with_an_obstacle_reaches_its_deadline() -> None:
-    case = Case(activeDeadlineSeconds=100, failurePolicy={"backoffSeconds": 0})
-    case.see_all_ready()
+    case, _ = all_ready(activeDeadlineSeconds=100, failurePolicy={"backoffSeconds": 0})
     case.see(at=10)  # all pods are gone
     missing = Obstacle("ClaimNotFound", "create it")
     nothing = observe("uid", pods=[])
@@ -324,7 +317,6 @@ def test_a_status_of_a_thousand_failed_pods_is_small_and_its_failure_whole() -> 
         pod["metadata"]["uid"] = f"0b5f3a52-7c1d-4b57-9b0e-{number:012}"
         pod["spec"]["nodeName"] = f"gpu-node-{number:04}"
     decided = plan(case.job, case.topology, case.status, seen(pods), {}, after(NOW, 60))
-    assert decided.status.last_failure is not None
     assert (decided.status.last_failure.pod, decided.status.last_failure.message) == ("job-workers-17", text)
     written = json.dumps(dump(decided.status), separators=(",", ":"), ensure_ascii=False).encode()
     assert len(written) < 256 * 1024

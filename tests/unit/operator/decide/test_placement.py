@@ -1,7 +1,5 @@
 """An attempt that is placed in part gives its GPUs back, and two jobs that hold each other's GPUs come apart."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +15,7 @@ from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Mode
 from grpo_spec.reports import ExitCode
 from support.control_plane.jobs import NOW, pod
-from support.control_plane.passes import SERVER, A, B, Case, failed
+from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
 
 NO_ROOM = "0/8 nodes are available: 8 Insufficient nvidia.com/gpu."
 FIVE = {"trainer": {"groups": [{"name": "a", "replicas": 5, "gpus": 1}]}}
@@ -194,8 +192,7 @@ def test_engines_count_and_a_pod_that_is_missing_is_no_better_than_one_without_a
 
 
 def test_an_attempt_that_has_run_keeps_its_gpus() -> None:
-    case = Case(**SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
-    pods = case.see_all_ready()
+    case, pods = all_ready(**SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
     engine = failed("job-gen-1", reason="EngineDied")
     case.see(*[engine if one.name == engine.name else one for one in pods], at=5)
     others = [one for one in pods if one.name != engine.name]

@@ -1,7 +1,5 @@
 """A job in a queue of Kueue runs only while it is admitted, and holds quota only while it may run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +7,7 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.attempts import is_between_attempts
-from grpo_operator.decide.conditions import find, holds
+from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
@@ -239,4 +237,3 @@ def test_how_the_job_ended_is_written_once() -> None:
         assert finished["message"] == case.message(Condition.FAILED if code else Condition.COMPLETE)
         case.workload = made(case, *ADMITTED, ("Finished", "True"))
         assert not case.see(at=100).queue
-        assert find(case.status, Condition.COMPLETE if not code else Condition.FAILED) is not None

@@ -8,7 +8,7 @@ from grpo_operator.decide.plan import Mode
 from grpo_operator.decide.second_look import News, news
 from grpo_spec.reports import EvaluationProgress, ExitCode, ExportProgress, Outcome, Progress, RunWarning
 from support.control_plane.jobs import NOW, ended, pod
-from support.control_plane.passes import SERVER, A, B, Case
+from support.control_plane.passes import SERVER, A, B, Case, all_ready
 
 
 def test_outcomes_are_recorded_when_first_seen_and_outlive_the_pod() -> None:
@@ -20,8 +20,7 @@ def test_outcomes_are_recorded_when_first_seen_and_outlive_the_pod() -> None:
 
 
 def test_a_message_that_fills_the_report_of_a_pod_leaves_its_last_step_and_what_was_shown_of_it() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     tried = EvaluationProgress(step=30, metric="reward", value=0.5)
     said = Progress(
         step=31,
@@ -57,8 +56,7 @@ def test_a_message_that_fills_the_report_of_a_pod_leaves_its_last_step_and_what_
 
 
 def test_an_export_is_recorded_although_no_step_follows_it_and_outlives_the_attempt() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     last = Progress(step=9, total_steps=9)
     assert case.see(*pods, progress=last).status.export is None
     exported = last.model_copy(update={"export": ExportProgress(path="team/job/uid/exports/step-9", bytes=270)})
@@ -70,8 +68,7 @@ def test_progress_is_written_on_a_new_step_and_not_too_often() -> None:
     def at(step: int) -> Progress:
         return Progress(step=step, total_steps=40, reward=0.123456, advice=f"advice after {step} steps")
 
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     assert case.see(*pods, progress=at(1)).status.summary.step == "1/40"
     assert case.see(*pods, progress=at(2), at=9).status.progress.step == 1
     later = case.see(*pods, progress=at(2), at=10).status
@@ -85,8 +82,7 @@ def test_a_warning_of_rank_0_becomes_a_condition_and_one_event_and_outlives_the_
         warnings = tuple(RunWarning(reason=reason, message=f"{reason} at {step}") for reason in reasons)
         return Progress(step=step, total_steps=40, warnings=warnings)
 
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     said = []
     for number, reasons in enumerate([(), ("CompletionsCut",), ("CompletionsCut", "ZeroGradient"), (), ("NotFinite",)]):
         events = case.see(*pods, progress=at(number, *reasons), at=20 * number).events
@@ -102,8 +98,7 @@ def test_progress_may_be_written_later_but_not_the_first_and_not_a_warning() -> 
     def at(step: int, *warnings: RunWarning) -> Progress:
         return Progress(step=step, total_steps=40, warnings=warnings, checkpoint=f"step-{step}")
 
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     running = case.status
     first = case.see(*pods, progress=at(1)).status
     second = case.see(*pods, progress=at(2), at=20).status
@@ -123,8 +118,7 @@ def test_evaluations_are_shown_and_say_why_the_training_ended_early() -> None:
         )
         return Progress(step=7, total_steps=40, evaluation=said)
 
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     status = case.see(*pods, progress=at(0)).status
     assert status.summary.best == "0.712@0"
     assert (status.evaluation.best_metric, status.evaluation.value) == (0.712346, 0.5)
@@ -134,8 +128,7 @@ def test_evaluations_are_shown_and_say_why_the_training_ended_early() -> None:
 
 
 def test_a_second_pass_over_the_same_facts_changes_nothing() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     once = case.see(*pods).status
     again = case.see(*pods, at=18_000)
     assert again.status == once
@@ -143,8 +136,7 @@ def test_a_second_pass_over_the_same_facts_changes_nothing() -> None:
 
 
 def test_an_engine_pod_that_is_already_replaced_is_accepted() -> None:
-    case = Case(**SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
-    pods = case.see_all_ready()
+    case, pods = all_ready(**SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
     replaced = [pod(one.name, uid="new") if one.name == "job-gen-0" else one for one in pods]
     case.see(*replaced)
     case.see(*replaced)

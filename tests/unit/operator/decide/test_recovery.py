@@ -1,7 +1,5 @@
 """Restarts are forgotten after progress, wait ever longer without it, and end a job that they would not help."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +13,7 @@ from grpo_operator.decide.observed_pod import Ending, read_pod
 from grpo_spec.reports import ExitCode, Progress
 from grpo_spec.schema import dump
 from support.control_plane.jobs import NOW, ended, pod
-from support.control_plane.passes import SERVER, A, B, Case, failed
+from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
 
 WEEK = 7 * 86_400
 KEY_ERROR = "rank {} failed with exit code 1: KeyError: 'answer'\n  File 'reward.py', line 3\nKeyError: 'answer'"
@@ -47,7 +45,6 @@ def test_failures_that_are_weeks_and_many_steps_apart_never_end_a_job() -> None:
     for number in range(6):
         assert fail(case, WEEK * number, step=100 * number) <= 12, "the wait begins anew too"
         assert (case.status.restarts.counted, case.status.restarts.total) == (1, number + 1)
-        assert case.status.recent_restarts is not None
         assert case.status.recent_restarts.total == 1
 
 
@@ -76,8 +73,7 @@ def test_steps_add_up_over_restarts_and_the_field_says_how_many() -> None:
 
 def test_an_attempt_that_had_come_further_than_was_known_has_made_no_progress() -> None:
     """Steps that rank 0 reports only as its pod ends belong to the attempt that failed."""
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     case.see(*pods, at=20, progress=steps(10))
     case.see(failed(A, at=25), pods[1], at=25)
     assert case.status.recent_restarts is not None
@@ -132,7 +128,6 @@ def test_engines_that_restart_alone_wait_on_the_same_path_as_attempts() -> None:
         case.see(*others, died, at=at)
         due = next(one.replace_time for one in case.status.members if one.replacing)
         waits.append(seconds_between(after(NOW, at), due))
-        assert case.last.requeue_after is not None
         assert case.last.requeue_after <= waits[-1]
         at += 1000
         case.see(*others, pod("job-gen-1", uid=f"job-gen-1-{number + 1}"), at=at)
@@ -152,8 +147,7 @@ def _evicted(*conditions: dict[str, str]) -> dict[str, Any]:
 def test_an_eviction_for_a_limit_of_the_pods_own_counts_and_one_for_the_nodes_need_does_not() -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
     for conditions, counted in (((), 1), ((target,), 0)):
-        case = Case()
-        pods = case.see_all_ready()
+        case, pods = all_ready()
         case.see(pods[0], read_pod(_evicted(*conditions)), at=5)
         assert (case.status.phase, case.status.last_failure.reason) == ("Restarting", "Evicted")
         assert case.status.last_failure.pod == B

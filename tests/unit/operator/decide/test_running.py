@@ -13,7 +13,7 @@ from grpo_operator.decide.plan import Obstacle, plan
 from grpo_operator.decide.second_look import News, news
 from grpo_spec.reports import Progress
 from support.control_plane.jobs import NOW, observed, pod, world
-from support.control_plane.passes import SERVER, A, B, Case, failed
+from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
 
 
 def test_the_job_is_running_once_every_pod_is_ready() -> None:
@@ -73,8 +73,7 @@ def test_the_message_names_the_pod_whose_container_cannot_start() -> None:
 
 
 def test_ranks_that_make_no_progress_are_shown_with_their_phase_long_before_it_is_a_hang() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     still = "no rank has taken a step, sampled a token, scored an answer or changed its phase"
 
     def see(idle: float, at: int, step: float | None = None) -> str:
@@ -137,8 +136,7 @@ def test_a_pod_that_no_empty_node_has_room_for_is_told_from_one_that_waits(
 
 
 def test_the_message_names_pods_that_are_no_longer_ready() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     case.see(pods[0], replace(pods[1], ready=False), at=5)
     assert case.message(Condition.RUNNING) == f"1 of 2 pods are ready; no longer ready: {B}"
 
@@ -152,8 +150,7 @@ def test_pods_of_another_attempt_do_not_count() -> None:
 
 
 def test_an_engine_that_is_replaced_is_not_running_from_the_pass_that_sees_it() -> None:
-    case = Case(**SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
-    pods = case.see_all_ready()
+    case, pods = all_ready(**SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
     engine = failed("job-gen-1", reason="EngineDied")
     seen = case.see(*[engine if one.name == engine.name else one for one in pods], at=5).status
     assert (seen.phase, seen.restarts.total) == ("Starting", 1)
@@ -161,8 +158,7 @@ def test_an_engine_that_is_replaced_is_not_running_from_the_pass_that_sees_it() 
 
 
 def test_a_node_that_no_longer_exists_is_reported_once() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     silent = replace(pods[1], ready=False)
     first = case.see(pods[0], silent, at=60, lost_nodes={"node": after(NOW, 60)}, absent_nodes=frozenset({"node"}))
     assert f"node node no longer exists; its pods: {B}" in case.message(Condition.RUNNING)
@@ -213,8 +209,7 @@ def test_pods_that_a_kubelet_refuses_are_waited_for_until_it_admits_one(reason: 
 
 
 def test_a_pod_that_is_refused_when_its_node_comes_back_costs_a_restart_that_does_not_count() -> None:
-    case = Case(failurePolicy={"maxRestarts": 0})
-    pods = case.see_all_ready()
+    case, pods = all_ready(failurePolicy={"maxRestarts": 0})
     case.see(pods[0], _refused(B, pods[1].uid), at=10)
     assert (case.status.phase, case.status.summary.reason) == ("Restarting", "UnexpectedAdmissionError")
     assert (case.status.restarts.total, case.status.restarts.counted) == (1, 0)

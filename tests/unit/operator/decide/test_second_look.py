@@ -4,12 +4,11 @@ from dataclasses import replace
 
 from grpo_operator.decide.second_look import News, changes_course, news
 from grpo_spec.reports import Progress
-from support.control_plane.passes import A, Case, failed
+from support.control_plane.passes import A, all_ready, failed
 
 
 def test_only_what_ends_or_begins_an_attempt_or_deletes_is_looked_at_again() -> None:
-    case = Case()
-    pods = case.see_all_ready()
+    case, pods = all_ready()
     before = case.status
     assert not changes_course(before, case.see(*pods, at=60, progress=Progress(step=3, total_steps=9)))
     assert news(before, case.status) is News.URGENT, "its first progress"

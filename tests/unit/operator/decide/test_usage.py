@@ -183,7 +183,6 @@ def test_a_job_that_completes_loses_nothing_and_its_pods_count_until_they_are_go
     at.look()
     assert at.shows(held=606, loading=300, training=100, sampling=80, waiting=30, idle=96)
     assert at.truth == 606
-    assert at.status.usage is not None
     assert not at.status.usage.attempt
     assert not at.status.usage.unsaved
 
@@ -252,7 +251,6 @@ def test_reports_of_an_earlier_attempt_and_absurd_ones_explain_nothing() -> None
     at = _running()
     at.tick(10)
     at.report("Training", 4, training=1e300)
-    assert at.said is not None
     at.said = at.said.model_copy(update={"gpu_use": GpuUse(attempt=7, training=60.0, waiting=9e9)})
     at.look()
     assert at.bill["waiting"] == 36, "as before, since nobody tells"

@@ -89,7 +89,6 @@ def test_the_first_line_about_a_container_that_left_no_result_says_most(
     code: int, reason: str, said: str, first: str
 ) -> None:
     ending = _exited(A, code, reason, said).outcome
-    assert ending is not None
     assert ending.message.splitlines()[0] == first
     assert said.strip() in ending.message
 

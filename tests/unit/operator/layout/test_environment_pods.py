@@ -1,7 +1,5 @@
 """Environment pods: what they are told and have, and how ranks find them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

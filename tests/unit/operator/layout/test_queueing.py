@@ -1,7 +1,5 @@
 """Requests to Kueue, and the additions of its admission to pods."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

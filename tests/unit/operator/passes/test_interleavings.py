@@ -331,7 +331,6 @@ def test_a_job_says_that_the_api_server_does_not_know_its_kind_yet_and_begins_on
     world.create("a")
     world.go_on(20)
     blocked = find(world.status("a"), names.Condition.BLOCKED)
-    assert blocked is not None
     assert (blocked.status, blocked.reason) == ("True", "ClusterNotReady")
     assert blocked.message.endswith("there is nothing to do")
     assert sum("the pass failed" in message for message in caplog.messages) <= len(world.operators)

@@ -26,7 +26,6 @@ async def test_a_forgotten_job_leaves_nothing_and_delays_nobody() -> None:
         jobs.expect(key, runs=True)
         instruments.noticed(key)
     asks, other = jobs.of(KEY).answers.round, jobs.of(OTHER)
-    assert asks is not None
     shared = jobs.intervals.seconds(runs=True)
     jobs.forget(KEY)
     await asyncio.gather(asks, return_exceptions=True)

@@ -49,7 +49,6 @@ async def _fetch(pod: Pod) -> Progress | None:
 async def test_progress_is_read(pod: Pod) -> None:
     pod.text = Progress(step=3, phase="Training").model_dump_json(by_alias=True)
     progress = await _fetch(pod)
-    assert progress is not None
     assert (progress.step, progress.phase) == (3, "Training")
 
 

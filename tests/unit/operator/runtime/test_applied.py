@@ -4,8 +4,6 @@
 quantities, and webhooks that add to lists and maps, in any way.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any

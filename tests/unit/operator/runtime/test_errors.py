@@ -61,7 +61,6 @@ def _error(status: int, message: str) -> ApiException:
 )
 def test_a_refusal_says_what_it_is(status: int, message: str, kind: str, reason: str, says: str) -> None:
     found = refusal(_error(status, message), kind, "a")
-    assert found is not None
     assert found.reason == reason
     assert says in str(found)
     assert str(found).endswith(message)
@@ -78,7 +77,6 @@ def test_a_temporary_error_is_no_refusal(status: int, message: str) -> None:
 def test_an_object_that_has_another_form_is_refused_though_the_api_server_answers_500() -> None:
     said = "failed to create typed patch object (ns/a; apps/v1, Kind=StatefulSet): .spec.x: field not declared"
     found = refusal(_error(500, said), "StatefulSet", "a")
-    assert found is not None
     assert found.reason == "InvalidPodTemplate"
 
 
@@ -137,7 +135,6 @@ def test_an_api_server_that_does_not_know_the_owner_yet_is_told_from_missing_rig
 )
 def test_an_error_that_anybody_expects_says_what_is_missing_in_one_line(error: Exception, says: str) -> None:
     found = expected(error)
-    assert found is not None
     assert says in found.text
     assert "\n" not in found.text
 

@@ -75,7 +75,6 @@ def writes(text: str, *, complete: bool = True) -> Answer:
         await response.prepare(request)
         await response.write(text.encode())
         if not complete:
-            assert request.transport is not None
             request.transport.close()
         return response
 
@@ -89,7 +88,6 @@ async def never(request: web.Request) -> web.StreamResponse:
 
 
 async def hangs_up(request: web.Request) -> web.StreamResponse:
-    assert request.transport is not None
     request.transport.close()
     return web.Response()
 
