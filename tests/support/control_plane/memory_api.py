@@ -187,14 +187,10 @@ class MemoryApi:
     def _patch(self, request: Request) -> Object:
         old, metadata = self._existing(request), request.params["body"]["metadata"]
         self._check_preconditions(old, metadata)
-        annotations = old["metadata"].get("annotations", {}) | metadata["annotations"]
-        self.store.edit(old, metadata={"annotations": annotations})
-        return self._existing(request)
+        changed = {"annotations", "labels"} & metadata.keys()
+        return self.store.edit(old, metadata={n: old["metadata"].get(n, {}) | metadata[n] for n in changed})
 
-    def _relabel(self, request: Request) -> Object:
-        old, metadata = self._existing(request), request.params["body"]["metadata"]
-        self._check_preconditions(old, metadata)
-        return self.store.edit(old, metadata={"labels": old["metadata"].get("labels", {}) | metadata["labels"]})
+    _relabel = _patch
 
     def _patch_fields(self, request: Request) -> Object:
         old = self._existing(request)
@@ -224,13 +220,10 @@ class MemoryApi:
             raise failure(409, f"{request.kind} {request.name} already exists")
         return dict(request.params["body"])
 
-    def _dry_apply(self, request: Request) -> Object:
-        return self._applied(request)
-
     def _apply(self, request: Request) -> Object:
-        return self.store.put(self._applied(request))
+        return self.store.put(self._dry_apply(request))
 
-    def _applied(self, request: Request) -> Object:
+    def _dry_apply(self, request: Request) -> Object:
         """Return an object with a manifest applied to it."""
         manifest = request.params["body"]
         old = self.store.get(request.kind, request.namespace or "", request.name)

@@ -21,7 +21,9 @@ from grpo_cli.local.processes import free_ports
 from grpo_devcluster import binaries
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
-from support.paths import ROOT
+from grpo_operator.api import names
+from support.control_plane.chart import render
+from support.control_plane.jobs import spec as small_spec
 
 NAMESPACE = "grpo-system"
 USER = f"system:serviceaccount:{NAMESPACE}:grpo-operator"
@@ -46,25 +48,12 @@ def install_chart(
 ) -> Release:
     """Apply the objects of `helm install` except the Deployment; `values` are given to --set."""
     binaries.build("all")
-    chart = [
-        name,
-        str(ROOT / "charts/grpo-operator"),
-        "--skip-tests",
-        "--namespace",
-        namespace,
-        f"--set=fullnameOverride={name}",
-    ]
-    helm = [str(binaries.binary("helm")), "template", *chart, *(f"--set={value}" for value in values)]
-    rendered = subprocess.run(helm, capture_output=True, text=True, check=True).stdout
-    objects = [o for o in yaml.safe_load_all(rendered) if o]
-    container = next(o for o in objects if o["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    rest = [o for o in objects if o["kind"] not in ("Deployment", "NetworkPolicy")]
-    kubectl(
-        "apply",
-        "-f",
-        "-",
-        stdin=yaml.safe_dump({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
-    )
+    chosen = [f"--set={value}" for value in (f"fullnameOverride={name}", *values)]
+    objects = render(binaries.binary("helm"), *chosen, release=name, namespace=namespace)
+    container = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    rest = [o for o in objects.values() if o["kind"] not in ("Deployment", "NetworkPolicy")]
+    made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump(made))
     kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(rest))
     wait_for_crd(kubectl)
     return Release(name, namespace, kubeconfig_of(plane, kubectl, namespace, name), tuple(container["args"]))
@@ -116,13 +105,7 @@ class Operator:
         """Start the operator, unless it runs. It may have ended by itself: without its Lease, as after a long stall."""
         if self._process is not None and not self.has_ended:
             return
-        command = [
-            sys.executable,
-            *self._program,
-            "run",
-            *self._arguments,
-            f"--liveness-port={self.port}",
-        ]
+        command = [sys.executable, *self._program, "run", *self._arguments, f"--liveness-port={self.port}"]
         if not self.asks_launchers:
             command.append("--no-progress")
         if self.metrics_port is not None:
@@ -189,13 +172,11 @@ class Jobs:
 
     def get(self, what: str, name: str) -> dict[str, Any]:
         """Return an object."""
-        found: dict[str, Any] = json.loads(self("get", what, name, "-o", "json"))
-        return found
+        return json.loads(self("get", what, name, "-o", "json"))
 
     def list(self, what: str, selector: str = "") -> list[dict[str, Any]]:
         """Return the objects of a kind."""
-        items: list[dict[str, Any]] = json.loads(self("get", what, "-l", selector, "-o", "json"))["items"]
-        return items
+        return json.loads(self("get", what, "-l", selector, "-o", "json"))["items"]
 
     def apply(self, manifest: dict[str, Any]) -> None:
         """Apply a manifest with kubectl."""
@@ -228,22 +209,27 @@ class Jobs:
         try:
             wait_until(holds, f"{kind}={status} ({reason}) of {name}", timeout, interval=0.2)
         except TimeoutError as error:
-            raise TimeoutError(
-                f"{error}; status: {json.dumps(self.get('grpojob', name).get('status'), indent=1)}"
-            ) from None
+            status = json.dumps(self.get("grpojob", name).get("status"), indent=1)
+            raise TimeoutError(f"{error}; status: {status}") from None
         return self.condition(name, kind)
 
     def finish_pod(self, pod: str, exit_code: int, message: dict[str, Any]) -> None:
         """Report, in place of the kubelet, that a pod's container ended."""
-        patch = json.dumps(ended_container(exit_code, message))
+        self.report(pod, ended_container(exit_code, message)["status"])
+
+    def runs_again(self, *pods: str, is_ready: bool = True) -> None:
+        """Report, in place of the kubelet, that the containers of pods are ready, or not, whatever they did before."""
+        for pod in pods:
+            self.report(pod, {"conditions": _ready(is_ready)})
+
+    def report(self, pod: str, status: dict[str, Any]) -> None:
+        """Report a change of a pod's status, in place of the kubelet."""
+        patch = json.dumps({"status": status})
         self("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", patch)
 
-    def runs_again(self, *pods: str) -> None:
-        """Report, in place of the kubelet, that the containers of pods are ready, whatever they did before."""
-        conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
-        for pod in pods:
-            patch = json.dumps({"status": {"conditions": conditions}})
-            self("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", patch)
+
+def _ready(is_ready: bool) -> list[dict[str, str]]:
+    return [{"type": kind, "status": str(is_ready)} for kind in ("Ready", "ContainersReady")]
 
 
 def ended_container(exit_code: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -252,8 +238,7 @@ def ended_container(exit_code: int, message: dict[str, Any]) -> dict[str, Any]:
     ended = {"exitCode": exit_code, "message": json.dumps(message), "finishedAt": now, "reason": "Error"}
     status = {"name": "grpo", "ready": False, "restartCount": 1, "image": "i", "imageID": "i", "started": True}
     status |= {"state": {"running": {"startedAt": now}}, "lastState": {"terminated": ended}}
-    conditions = [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]
-    return {"status": {"containerStatuses": [status], "conditions": conditions}}
+    return {"status": {"containerStatuses": [status], "conditions": _ready(False)}}
 
 
 def outcome(exit_code: int, reason: str = "Done", message: str = "", **more: Any) -> dict[str, Any]:
@@ -282,30 +267,17 @@ def bind_claim(jobs: Jobs, name: str) -> None:
 def finish_download(jobs: Jobs, job: str, phase: str = "Succeeded") -> None:
     """Wait for the pod of a job that downloads, and let it end as if it had worked, or Failed."""
     selector = f"training.grpo.dev/job={job},training.grpo.dev/role=download"
-    wait_until(
-        lambda: any(pod["spec"].get("nodeName") for pod in jobs.list("pod", selector)),
-        "a pod downloads",
-        30,
-        interval=0.2,
-    )
+
+    def downloads() -> bool:
+        return any(pod["spec"].get("nodeName") for pod in jobs.list("pod", selector))
+
+    wait_until(downloads, "a pod downloads", 30, interval=0.2)
     (pod,) = jobs.list("pod", selector)
-    patch = json.dumps({"status": {"phase": phase, "conditions": [{"type": "Ready", "status": "False"}]}})
-    jobs("patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=strategic", "-p", patch)
+    jobs.report(pod["metadata"]["name"], {"phase": phase, "conditions": [{"type": "Ready", "status": "False"}]})
 
 
 def make_job(name: str, *, claim: str | None = None, **spec: Any) -> dict[str, Any]:
     """Return the manifest of a small GRPOJob of 2 + 1 ranks."""
-    base: dict[str, Any] = {
-        "model": {"name": "tiny"},
-        "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
-        "rewards": [{"name": "accuracy", "accuracy": {}}],
-        "trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}, {"name": "b", "replicas": 1, "gpus": 1}]},
-    }
-    if claim:
-        base["storage"] = {"claimName": claim}
-    return {
-        "apiVersion": "training.grpo.dev/v1alpha1",
-        "kind": "GRPOJob",
-        "metadata": {"name": name},
-        "spec": base | spec,
-    }
+    storage = {"storage": {"claimName": claim}} if claim else {}
+    spec = small_spec(**storage | spec)
+    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name}, "spec": spec}

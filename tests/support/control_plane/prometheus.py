@@ -13,8 +13,7 @@ import yaml
 
 from grpo_devcluster import binaries, packages
 from grpo_devcluster.progress import wait_until
-from support.control_plane.operators import NAMESPACE
-from support.paths import ROOT
+from support.control_plane.chart import render
 from support.trainer.launchers import free_ports
 
 Vector = list[tuple[dict[str, str], float]]
@@ -26,16 +25,7 @@ OPTIONS = ("serviceMonitor", "podMonitor", "prometheusRule", "grafanaDashboard")
 def render_monitoring() -> dict[str, dict[str, Any]]:
     """Return the chart's objects by kind, with all monitoring switched on; the dashboard is the only ConfigMap."""
     values = ["metrics.enabled=true", *(f"metrics.{option}.enabled=true" for option in OPTIONS)]
-    helm = [
-        str(binaries.binary("helm")),
-        "template",
-        "grpo-operator",
-        str(ROOT / "charts/grpo-operator"),
-        "--namespace",
-        NAMESPACE,
-    ]
-    rendered = subprocess.run([*helm, "--set", ",".join(values)], capture_output=True, text=True, check=True).stdout
-    return {o["kind"]: o for o in yaml.safe_load_all(rendered) if o}
+    return render(binaries.binary("helm"), "--set", ",".join(values))
 
 
 def write_rules(folder: Path, rendered: dict[str, dict[str, Any]]) -> Path:
@@ -79,21 +69,12 @@ class Prometheus:
         (port,) = free_ports(1)
         self.url, self.log = f"http://127.0.0.1:{port}", folder / "prometheus.log"
         config = folder / "prometheus.yaml"
-        everything = {
-            "global": {"evaluation_interval": "1s"},
-            "rule_files": [str(rules)],
-            "scrape_configs": scrape_configs,
-        }
-        config.write_text(yaml.safe_dump(everything))
-        command = [
-            str(packages.find("prometheus")),
-            f"--config.file={config}",
-            f"--storage.tsdb.path={folder / 'data'}",
-        ]
+        everything = {"global": {"evaluation_interval": "1s"}, "rule_files": [str(rules)]}
+        config.write_text(yaml.safe_dump(everything | {"scrape_configs": scrape_configs}))
+        options = (f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}")
+        command = [str(packages.find("prometheus")), *options, f"--web.listen-address=127.0.0.1:{port}"]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
-            )
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def close(self) -> None:
         """End the server."""

@@ -25,16 +25,8 @@ def live_through(jobs: Jobs) -> None:
     bind_claim(jobs, "runs")
     policy = {"backoffSeconds": 0, "onGenerationFailure": "RestartGeneration", "restartStrategy": "InPlace"}
     training = {"maxStaleness": 1}
-    jobs.apply(
-        make_job(
-            "all",
-            claim="runs",
-            generation=ENGINE,
-            failurePolicy=policy,
-            training=training,
-            scheduling={"gang": "Native"},
-        )
-    )
+    spec = {"generation": ENGINE, "failurePolicy": policy, "training": training, "scheduling": {"gang": "Native"}}
+    jobs.apply(make_job("all", claim="runs", **spec))
     jobs.wait_for("all", "Running", "True")
     report_balance(jobs, "all", engines=3)
     wait_until(lambda: "all-gen-1" in str(jobs.list("pod", "training.grpo.dev/job=all")), "a second engine", 30)
@@ -48,8 +40,7 @@ def live_through(jobs: Jobs) -> None:
     jobs.wait_for("all", "Running", "True")
     recreate = {"spec": {"failurePolicy": {"restartStrategy": "Recreate"}}}
     jobs("patch", "grpo", "all", "--type=merge", "-p", json.dumps(recreate))
-    unready = {"status": {"conditions": [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]}}
-    jobs("patch", "pod", "all-b-0", "--subresource=status", "--type=strategic", "-p", json.dumps(unready))
+    jobs.runs_again("all-b-0", is_ready=False)
     jobs.finish_pod("all-a-0", 70, outcome(70, "RankFailed", "killed", attempt=1))
     wait_until(lambda: jobs.get("grpo", "all")["status"].get("attempt") == 2, "the third attempt", 30)
     jobs("patch", "grpo", "all", "--type=merge", "-p", '{"spec": {"suspend": true}}')
@@ -204,9 +195,8 @@ def recreate_unseen(jobs: Jobs, plane: ControlPlane) -> None:
 
 def lose_its_policy(jobs: Jobs) -> None:
     jobs.wait_for("kept", "Running", "True")
-    wait_until(
-        lambda: not jobs.list("networkpolicy", "training.grpo.dev/job=kept"), "the job has no policy any more", 30
-    )
+    mine = ("networkpolicy", "training.grpo.dev/job=kept")
+    wait_until(lambda: not jobs.list(*mine), "the job has no policy any more", 30)
     assert jobs.list("service", "training.grpo.dev/job=kept")
 
 

@@ -178,7 +178,7 @@ class Truth:
             return
         pods = self._cluster.pods(job=labels[names.LABEL_JOB])
         others = [
-            one for one in pods if (job_of(one), one["metadata"]["labels"][names.LABEL_ATTEMPT]) != (uid, attempt)
+            pod for pod in pods if (job_of(pod), pod["metadata"]["labels"][names.LABEL_ATTEMPT]) != (uid, attempt)
         ]
         self._must(not others, f"{_names([pod])} of attempt {attempt} runs beside {_names(others)}")
 
