@@ -5,8 +5,9 @@ from outside can be awaited in it.
 """
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -41,3 +42,13 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that runs in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Let a test that is a coroutine function run in virtual time."""
+
+    @functools.wraps(test)
+    def play(*args: Any, **fixtures: Any) -> None:
+        run(test(*args, **fixtures))
+
+    return play

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.runtime.errors import ConflictError
 from grpo_operator.runtime.workqueue import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, WorkQueue
-from support.control_plane.virtual_time import run
+from support.control_plane.virtual_time import in_virtual_time
 
 Outcome = float | None | Exception
 ROUNDING = 1e-6
@@ -69,192 +69,171 @@ OUTCOMES = st.sampled_from([None, None, 0.0, 1.0, 30.0, ConflictError("changed")
 
 
 @given(wakes=st.lists(st.tuples(st.sampled_from("ab"), GAPS), max_size=12), ends=st.lists(st.tuples(SECONDS, OUTCOMES)))
-def test_each_wake_is_followed_by_a_pass(wakes: list[tuple[str, float]], ends: list[tuple[float, Outcome]]) -> None:
-    async def main() -> None:
-        passes = Passes(lambda number: ends[number] if number < len(ends) else (0.0, None))
-        queue, _ = _queue(passes)
-        woken: dict[str, float] = {}
-        for key, gap in wakes:
-            queue.wake(key)
-            woken[key] = _now()
-            await asyncio.sleep(gap)
-        await _done(queue)
-        for key, last in woken.items():
-            assert max(passes.times(key)) >= last, "the last wake is not lost"
-            for earlier, later in pairwise(passes.times(key)):
-                assert later - earlier >= PAUSE_SECONDS - ROUNDING
-        await queue.close()
-
-    run(main())
-
-
-def test_a_burst_of_wakes_costs_two_passes() -> None:
-    async def main() -> None:
-        passes = Passes(lambda _: (0.05, None))
-        queue, _ = _queue(passes)
-        for _ in range(1000):
-            queue.wake("a")
-            await asyncio.sleep(0.0001)
-        await _done(queue)
-        assert len(passes.began) == 2
-
-    run(main())
+@in_virtual_time
+async def test_each_wake_is_followed_by_a_pass(
+    wakes: list[tuple[str, float]], ends: list[tuple[float, Outcome]]
+) -> None:
+    passes = Passes(lambda number: ends[number] if number < len(ends) else (0.0, None))
+    queue, _ = _queue(passes)
+    woken: dict[str, float] = {}
+    for key, gap in wakes:
+        queue.wake(key)
+        woken[key] = _now()
+        await asyncio.sleep(gap)
+    await _done(queue)
+    for key, last in woken.items():
+        assert max(passes.times(key)) >= last, "the last wake is not lost"
+        for earlier, later in pairwise(passes.times(key)):
+            assert later - earlier >= PAUSE_SECONDS - ROUNDING
+    await queue.close()
 
 
-def test_wakes_while_a_key_waits_for_a_slot_cost_no_pass_of_their_own() -> None:
-    async def main() -> None:
-        passes = Passes(lambda _: (10.0, None))
-        queue, _ = _queue(passes, limit=1)
-        queue.wake("b")
-        for _ in range(20):
-            queue.wake("a")
-            await asyncio.sleep(0.4)
-        await _done(queue)
-        assert passes.times("a") == [10.0]
-
-    run(main())
-
-
-def test_the_pause_is_as_long_as_the_pass_within_limits() -> None:
-    async def main() -> None:
-        passes = Passes(lambda number: ([0.0, 1.0, 60.0][number % 3], 0.0 if number < 3 else None))
-        queue, _ = _queue(passes)
+@in_virtual_time
+async def test_a_burst_of_wakes_costs_two_passes() -> None:
+    passes = Passes(lambda _: (0.05, None))
+    queue, _ = _queue(passes)
+    for _ in range(1000):
         queue.wake("a")
-        await _done(queue)
-        assert passes.gaps() == pytest.approx([PAUSE_SECONDS, 1.0 + 1.0, 60.0 + LONGEST_PAUSE_SECONDS])
+        await asyncio.sleep(0.0001)
+    await _done(queue)
+    assert len(passes.began) == 2
 
-    run(main())
 
-
-def test_a_due_pass_comes_in_time_and_a_wake_before_it_too() -> None:
-    async def main() -> None:
-        passes = Passes(lambda number: (0.0, 30.0 if number < 2 else None))
-        queue, _ = _queue(passes)
+@in_virtual_time
+async def test_wakes_while_a_key_waits_for_a_slot_cost_no_pass_of_their_own() -> None:
+    passes = Passes(lambda _: (10.0, None))
+    queue, _ = _queue(passes, limit=1)
+    queue.wake("b")
+    for _ in range(20):
         queue.wake("a")
-        await asyncio.sleep(10.0)
-        queue.wake("a")
-        await _done(queue)
-        assert passes.times() == pytest.approx([0.0, 10.0, 40.0])
-
-    run(main())
+        await asyncio.sleep(0.4)
+    await _done(queue)
+    assert passes.times("a") == [10.0]
 
 
-def test_failures_back_off_up_to_a_minute_and_a_success_ends_it() -> None:
-    async def main() -> None:
-        failures = 12
-        ends: list[Outcome] = [*[RuntimeError("no luck")] * failures, 0.0, RuntimeError("again"), None]
-        passes = Passes(lambda number: (0.0, ends[number]))
-        queue, _ = _queue(passes)
-        queue.wake("a")
-        await _done(queue)
-        backoffs = [min(60.0, 0.2 * 2**number) for number in range(failures)]
-        assert passes.gaps() == pytest.approx([*backoffs, PAUSE_SECONDS, 0.2])
-
-    run(main())
+@in_virtual_time
+async def test_the_pause_is_as_long_as_the_pass_within_limits() -> None:
+    passes = Passes(lambda number: ([0.0, 1.0, 60.0][number % 3], 0.0 if number < 3 else None))
+    queue, _ = _queue(passes)
+    queue.wake("a")
+    await _done(queue)
+    assert passes.gaps() == pytest.approx([PAUSE_SECONDS, 1.0 + 1.0, 60.0 + LONGEST_PAUSE_SECONDS])
 
 
-def test_conflicts_are_tried_again_soon_however_many_there_are() -> None:
-    async def main() -> None:
-        passes = Passes(lambda number: (0.0, ConflictError("changed") if number < 20 else None))
-        queue, _ = _queue(passes)
-        queue.wake("a")
-        await _done(queue)
-        assert len(passes.began) == 21
-        assert all(PAUSE_SECONDS - ROUNDING <= gap <= 2 * PAUSE_SECONDS for gap in passes.gaps())
-
-    run(main())
-
-
-def test_a_failing_key_does_not_delay_others_and_waiting_keys_hold_no_slot() -> None:
-    async def main() -> None:
-        ends: dict[str, Outcome] = {"fails": RuntimeError("no luck"), "waits": 1000.0}
-
-        async def work(key: str) -> float | None:
-            began.append((key, _now()))
-            outcome = ends.get(key)
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome
-
-        began: list[tuple[str, float]] = []
-        gate = asyncio.Event()
-        gate.set()
-        queue = WorkQueue(work, Instruments(), gate=gate, limit=1)
-        queue.wake("fails")
-        queue.wake("waits")
-        await asyncio.sleep(0.1)
-        queue.wake("a")
-        await asyncio.sleep(0.0)
-        await asyncio.sleep(0.0)
-        assert began[-1] == ("a", 0.1)
-        await queue.close()
-
-    run(main())
+@in_virtual_time
+async def test_a_due_pass_comes_in_time_and_a_wake_before_it_too() -> None:
+    passes = Passes(lambda number: (0.0, 30.0 if number < 2 else None))
+    queue, _ = _queue(passes)
+    queue.wake("a")
+    await asyncio.sleep(10.0)
+    queue.wake("a")
+    await _done(queue)
+    assert passes.times() == pytest.approx([0.0, 10.0, 40.0])
 
 
-def test_so_many_passes_run_at_once_as_there_are_slots() -> None:
-    async def main() -> None:
-        passes = Passes(lambda _: (1.0, None))
-        queue, _ = _queue(passes, limit=3)
-        for key in "abcdefgh":
-            queue.wake(key)
-        await _done(queue)
-        assert passes.most == 3
-        assert len(passes.began) == 8
+@in_virtual_time
+async def test_failures_back_off_up_to_a_minute_and_a_success_ends_it() -> None:
+    failures = 12
+    ends: list[Outcome] = [*[RuntimeError("no luck")] * failures, 0.0, RuntimeError("again"), None]
+    passes = Passes(lambda number: (0.0, ends[number]))
+    queue, _ = _queue(passes)
+    queue.wake("a")
+    await _done(queue)
+    backoffs = [min(60.0, 0.2 * 2**number) for number in range(failures)]
+    assert passes.gaps() == pytest.approx([*backoffs, PAUSE_SECONDS, 0.2])
 
-    run(main())
+
+@in_virtual_time
+async def test_conflicts_are_tried_again_soon_however_many_there_are() -> None:
+    passes = Passes(lambda number: (0.0, ConflictError("changed") if number < 20 else None))
+    queue, _ = _queue(passes)
+    queue.wake("a")
+    await _done(queue)
+    assert len(passes.began) == 21
+    assert all(PAUSE_SECONDS - ROUNDING <= gap <= 2 * PAUSE_SECONDS for gap in passes.gaps())
 
 
-def test_others_have_their_turn_between_two_passes_however_many_are_due() -> None:
+@in_virtual_time
+async def test_a_failing_key_does_not_delay_others_and_waiting_keys_hold_no_slot() -> None:
+    ends: dict[str, Outcome] = {"fails": RuntimeError("no luck"), "waits": 1000.0}
+
+    async def work(key: str) -> float | None:
+        began.append((key, _now()))
+        outcome = ends.get(key)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    began: list[tuple[str, float]] = []
+    gate = asyncio.Event()
+    gate.set()
+    queue = WorkQueue(work, Instruments(), gate=gate, limit=1)
+    queue.wake("fails")
+    queue.wake("waits")
+    await asyncio.sleep(0.1)
+    queue.wake("a")
+    await asyncio.sleep(0.0)
+    await asyncio.sleep(0.0)
+    assert began[-1] == ("a", 0.1)
+    await queue.close()
+
+
+@in_virtual_time
+async def test_so_many_passes_run_at_once_as_there_are_slots() -> None:
+    passes = Passes(lambda _: (1.0, None))
+    queue, _ = _queue(passes, limit=3)
+    for key in "abcdefgh":
+        queue.wake(key)
+    await _done(queue)
+    assert passes.most == 3
+    assert len(passes.began) == 8
+
+
+@in_virtual_time
+async def test_others_have_their_turn_between_two_passes_however_many_are_due() -> None:
     """Planning thousands of jobs in one round of the event loop would keep answers, such as the Lease's, waiting."""
+    order: list[str] = []
 
-    async def play() -> None:
-        order: list[str] = []
+    async def work(key: str) -> None:
+        order.append(key)
 
-        async def work(key: str) -> None:
-            order.append(key)
-
-        async def other() -> None:
-            while True:
-                order.append("other")
-                await asyncio.sleep(0)
-
-        gate = asyncio.Event()
-        queue = WorkQueue(work, Instruments(), gate=gate)
-        keys = [str(number) for number in range(100)]
-        for key in keys:
-            queue.wake(key)
-        await asyncio.sleep(0)
-        task = asyncio.create_task(other())
-        gate.set()
-        for _ in range(1000):
+    async def other() -> None:
+        while True:
+            order.append("other")
             await asyncio.sleep(0)
-        task.cancel()
-        passes = [number for number, one in enumerate(order) if one != "other"]
-        assert len(passes) == len(keys)
-        assert all("other" in order[one:later] for one, later in pairwise(passes))
-        await queue.close()
 
-    run(play())
+    gate = asyncio.Event()
+    queue = WorkQueue(work, Instruments(), gate=gate)
+    keys = [str(number) for number in range(100)]
+    for key in keys:
+        queue.wake(key)
+    await asyncio.sleep(0)
+    task = asyncio.create_task(other())
+    gate.set()
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    task.cancel()
+    passes = [number for number, one in enumerate(order) if one != "other"]
+    assert len(passes) == len(keys)
+    assert all("other" in order[one:later] for one, later in pairwise(passes))
+    await queue.close()
 
 
-def test_passes_begin_only_while_the_gate_is_open() -> None:
-    async def main() -> None:
-        passes = Passes(lambda _: (1.0, None))
-        queue, gate = _queue(passes, limit=1, is_open=False)
-        for key in "ab":
-            queue.wake(key)
-        await asyncio.sleep(100.0)
-        assert passes.began == []
-        gate.set()
-        await asyncio.sleep(0.5)
-        assert passes.began == [("a", 100.0)]
-        gate.clear()  # while b waits for the slot of a
-        queue.wake("a")
-        await asyncio.sleep(100.0)
-        assert passes.began == [("a", 100.0)], "no pass begins with a closed gate"
-        gate.set()
-        await _done(queue)
-        assert Counter(key for key, _ in passes.began) == {"a": 2, "b": 1}
-
-    run(main())
+@in_virtual_time
+async def test_passes_begin_only_while_the_gate_is_open() -> None:
+    passes = Passes(lambda _: (1.0, None))
+    queue, gate = _queue(passes, limit=1, is_open=False)
+    for key in "ab":
+        queue.wake(key)
+    await asyncio.sleep(100.0)
+    assert passes.began == []
+    gate.set()
+    await asyncio.sleep(0.5)
+    assert passes.began == [("a", 100.0)]
+    gate.clear()  # while b waits for the slot of a
+    queue.wake("a")
+    await asyncio.sleep(100.0)
+    assert passes.began == [("a", 100.0)], "no pass begins with a closed gate"
+    gate.set()
+    await _done(queue)
+    assert Counter(key for key, _ in passes.began) == {"a": 2, "b": 1}
