@@ -1,6 +1,8 @@
 """A mirror that follows an API server in memory, which fails as it is told."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Self
 
 from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.runtime.cluster import Cluster
@@ -42,15 +44,23 @@ class FailingApi(MemoryApi):
 
 
 class FollowedServer:
-    """A mirror that follows an API server."""
+    """A mirror that follows kinds of an API server, in all namespaces or in these."""
 
-    def __init__(self, *scopes: Scope) -> None:
+    def __init__(self, *kinds: str, namespaces: Sequence[str | None] = (None,)) -> None:
         self.store = Store()
         self.api = FailingApi(self.store)
         self.instruments = Instruments()
         self.woken: list[Key] = []
+        scopes = [Scope(kind, namespace) for kind in kinds for namespace in namespaces]
         self.mirror = Mirror(scopes, self.woken.append, lambda *_: None, lambda *_: None, lambda _: None)
         self.watches = Watches(Cluster(self.api), self.mirror, self.instruments)  # type: ignore[arg-type]
+
+    async def __aenter__(self) -> Self:
+        self.watches.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.watches.close()
 
     def lists(self, reason: str) -> float:
         """Return how many lists were made for this reason."""

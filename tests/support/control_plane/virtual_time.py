@@ -6,8 +6,10 @@ from outside can be awaited in it.
 
 import asyncio
 import functools
+import inspect
 import selectors
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -42,6 +44,26 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that runs in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+def in_world(
+    make: Callable[..., AbstractAsyncContextManager[Any]], *args: Any, **fields: Any
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Let a test that is a coroutine function run in virtual time, in a new world that is its first argument."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        async def play(**fixtures: Any) -> None:
+            async with make(*args, **fields) as world:
+                await test(world, **fixtures)
+
+        def run_play(**fixtures: Any) -> None:
+            run(play(**fixtures))
+
+        parameters = list(inspect.signature(test).parameters.values())
+        run_play.__signature__ = inspect.Signature(parameters[1:])  # by which pytest finds fixtures
+        return run_play
+
+    return decorate
 
 
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from grpo_operator.runtime import watches as module
 from grpo_operator.runtime.kept import Key
-from grpo_operator.runtime.scopes import Scope
 from grpo_operator.runtime.watches import RELIST_SECONDS
 from support.control_plane.children import child
 from support.control_plane.followed import KEYS, KINDS, LAST_BACKOFF, FollowedServer
@@ -38,9 +37,7 @@ class Followed(RuleBasedStateMachine):
     def begin(self, namespaced: bool, objects: int) -> None:
         self.marks, self.disturbed = count(1), False
         self.loop = VirtualTimeLoop()
-        self.world = FollowedServer(
-            *(Scope(kind, one) for kind in KINDS for one in (("one", "two") if namespaced else (None,)))
-        )
+        self.world = FollowedServer(*KINDS, namespaces=("one", "two") if namespaced else (None,))
         for number in range(objects):
             self.written(KINDS[number % 2], KEYS[number % 3], f"x{number}")
         self.loop.run_until_complete(self._start())
