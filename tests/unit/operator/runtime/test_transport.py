@@ -47,17 +47,12 @@ class ApiServer:
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
+    """A server, with the transport of a client of it."""
     made = ApiServer()
     async with made.http:
+        made.transport = Transport(connect(client.Configuration(host=made.url)), Instruments())
         yield made
-
-
-@pytest.fixture
-async def transport(server: ApiServer) -> AsyncIterator[Transport]:
-    api = connect(client.Configuration(host=server.url))
-    made = Transport(api, Instruments())
-    yield made
-    await made.close()
+        await made.transport.close()
 
 
 def says(status: int, message: str = "", **headers: str) -> Answer:
@@ -106,57 +101,51 @@ def streams(*lines: str, ends: bool = True) -> Answer:
 
 
 async def test_a_server_that_never_answers_fails_the_request_at_its_deadline(
-    server: ApiServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "DEADLINE_SECONDS", 0.2)
     server.answers = [never]
     with pytest.raises(TimeoutError, match=f"no answer to list Pod \\({PODS}\\) within"):
-        await transport.request("list", "Pod", PODS)
+        await server.transport.request("list", "Pod", PODS)
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_request_to_a_busy_server_is_repeated_when_it_says(
-    server: ApiServer, transport: Transport, status: int
-) -> None:
+async def test_a_request_to_a_busy_server_is_repeated_when_it_says(server: ApiServer, status: int) -> None:
     server.answers = [says(status, Retry_After="0"), says(status, Retry_After="0"), writes('{"kind": "PodList"}')]
-    assert await transport.request("list", "Pod", PODS) == {"kind": "PodList"}
+    assert await server.transport.request("list", "Pod", PODS) == {"kind": "PodList"}
     assert server.asked == 3
 
 
 async def test_a_server_that_asks_for_more_patience_than_there_is_fails_the_request_at_once(
-    server: ApiServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "DEADLINE_SECONDS", 10.0)
     for header in ({"Retry_After": "10"}, {"Retry_After": "3600"}):
         server.answers, server.asked = [says(429, "too many requests", **header)], 0
         with pytest.raises(ApiException) as failed:
-            await transport.request("list", "Pod", PODS)
+            await server.transport.request("list", "Pod", PODS)
         assert (failed.value.status, server.asked) == (429, 1)
         assert is_temporary(failed.value)
 
 
 @pytest.mark.parametrize(("status", "headers"), [(503, {}), (500, {"Retry_After": "0"}), (409, {"Retry_After": "0"})])
-async def test_other_answers_are_not_repeated(
-    server: ApiServer, transport: Transport, status: int, headers: dict[str, str]
-) -> None:
+async def test_other_answers_are_not_repeated(server: ApiServer, status: int, headers: dict[str, str]) -> None:
     server.answers = [says(status, **headers), says(200)]
     with pytest.raises(ApiException) as failed:
-        await transport.request("list", "Pod", PODS)
+        await server.transport.request("list", "Pod", PODS)
     assert (failed.value.status, server.asked) == (status, 1)
 
 
-async def test_a_lacking_right_is_named_and_another_refusal_is_not_taken_for_one(
-    server: ApiServer, transport: Transport
-) -> None:
+async def test_a_lacking_right_is_named_and_another_refusal_is_not_taken_for_one(server: ApiServer) -> None:
     said = 'pods is forbidden: User "system:serviceaccount:a:b" cannot list resource "pods"'
     server.answers = [says(403, said)]
     with pytest.raises(ForbiddenError, match="may not list Pod"):
-        await transport.request("list", "Pod", PODS)
+        await server.transport.request("list", "Pod", PODS)
     with pytest.raises(ForbiddenError, match="may not watch pods"):
-        await anext(transport.stream(PODS, []))
+        await anext(server.transport.stream(PODS, []))
     server.answers = [says(403, "exceeded quota: small")]
     with pytest.raises(ApiException):
-        await transport.request("list", "Pod", PODS)
+        await server.transport.request("list", "Pod", PODS)
 
 
 @pytest.mark.parametrize(
@@ -164,16 +153,14 @@ async def test_a_lacking_right_is_named_and_another_refusal_is_not_taken_for_one
     [writes('{"kind": "Po'), writes('{"kind": "PodList"', complete=False), hangs_up],
     ids=["no JSON", "cut off", "no answer"],
 )
-async def test_an_answer_that_is_none_is_a_fault_that_passes(
-    server: ApiServer, transport: Transport, answer: Answer
-) -> None:
+async def test_an_answer_that_is_none_is_a_fault_that_passes(server: ApiServer, answer: Answer) -> None:
     server.answers = [answer]
     with pytest.raises(aiohttp.ClientError) as failed:
-        await transport.request("list", "Pod", PODS)
+        await server.transport.request("list", "Pod", PODS)
     assert is_temporary(failed.value)
 
 
-async def test_what_is_sent_arrives_as_it_is(server: ApiServer, transport: Transport) -> None:
+async def test_what_is_sent_arrives_as_it_is(server: ApiServer) -> None:
     sent: list[tuple[object, ...]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -182,7 +169,7 @@ async def test_what_is_sent_arrives_as_it_is(server: ApiServer, transport: Trans
 
     server.answers = [answer]
     body = {"reason": Reason.NAME_TAKEN, "list": [1, 2.5, None, True, {"key": "ü%20"}]}
-    await transport.request("create", "Pod", PODS, body=body, query_params=[("dryRun", "All"), ("a b", "c&d")])
+    await server.transport.request("create", "Pod", PODS, body=body, query_params=[("dryRun", "All"), ("a b", "c&d")])
     as_json = {"reason": "NameTaken", "list": [1, 2.5, None, True, {"key": "ü%20"}]}
     assert sent == [("POST", {"dryRun": "All", "a b": "c&d"}, "application/json", as_json)]
     assert body["reason"] is Reason.NAME_TAKEN
@@ -190,40 +177,38 @@ async def test_what_is_sent_arrives_as_it_is(server: ApiServer, transport: Trans
 
 @pytest.mark.parametrize("answer", [hangs_up, never, says(500), writes("{")], ids=["hangs up", "silent", "500", "none"])
 async def test_an_event_that_is_not_written_is_no_failure_of_the_pass(
-    server: ApiServer, transport: Transport, answer: Answer, monkeypatch: pytest.MonkeyPatch
+    server: ApiServer, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if answer is never:  # the others must be read in time on a busy machine too
         monkeypatch.setattr(module, "DEADLINE_SECONDS", 1.0)
     server.answers = [answer]
     job = {"metadata": {"name": "job", "namespace": "ns", "uid": "1", "resourceVersion": "1"}}
-    await Cluster(transport).emit(job, kind="Normal", reason="Any", message="", now=datetime.now(UTC))
+    await Cluster(server.transport).emit(job, kind="Normal", reason="Any", message="", now=datetime.now(UTC))
     assert server.asked == 1
 
 
-async def test_a_watch_yields_what_is_sent_until_the_server_ends_it(server: ApiServer, transport: Transport) -> None:
+async def test_a_watch_yields_what_is_sent_until_the_server_ends_it(server: ApiServer) -> None:
     event = {"type": "ADDED", "object": {"data": {"contract.json": "x" * 1_500_000}}}  # as large as etcd allows
     server.answers = [streams(json.dumps(event), '{"type": "BOOKMARK"}')]
-    assert [sent async for sent in transport.stream(PODS, [])] == [event, {"type": "BOOKMARK"}]
+    assert [sent async for sent in server.transport.stream(PODS, [])] == [event, {"type": "BOOKMARK"}]
 
 
-async def test_a_watch_that_falls_silent_ends(
-    server: ApiServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_watch_that_falls_silent_ends(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENCE_SECONDS", 1.0)
     server.answers = [streams('{"type": "BOOKMARK"}', ends=False)]
-    watch = transport.stream(PODS, [])
+    watch = server.transport.stream(PODS, [])
     assert await anext(watch) == {"type": "BOOKMARK"}
     with pytest.raises(TimeoutError):
         await anext(watch)
 
 
-async def test_a_watch_that_sends_no_json_or_is_refused_breaks(server: ApiServer, transport: Transport) -> None:
+async def test_a_watch_that_sends_no_json_or_is_refused_breaks(server: ApiServer) -> None:
     server.answers = [streams('{"type": "BOOK')]
     with pytest.raises(ValueError):  # noqa: PT011  # which one is the JSON library's choice
-        await anext(transport.stream(PODS, []))
+        await anext(server.transport.stream(PODS, []))
     server.answers = [says(410, "too old resource version")]
     with pytest.raises(ApiException) as failed:
-        await anext(transport.stream(PODS, []))
+        await anext(server.transport.stream(PODS, []))
     assert failed.value.status == 410
 
 
