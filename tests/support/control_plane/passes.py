@@ -1,5 +1,6 @@
 """A job that is planned pass after pass, for tests of the operator's decisions."""
 
+from dataclasses import replace
 from typing import Any
 
 from grpo_operator.api.names import Condition
@@ -67,6 +68,22 @@ def all_ready(**spec: Any) -> tuple[Case, list[ObservedPod]]:
     """Return a job whose pods are all ready, and the pods."""
     case = Case(**spec)
     return case, case.see_all_ready()
+
+
+def trainers(case: Case) -> list[ObservedPod]:
+    """Return the trainer pods of a job's first attempt, which are ready."""
+    return [pod(name, uid=f"{name}-0", ready=True) for name in sorted(case.topology.trainer_pods)]
+
+
+def engine(number: int, **more: Any) -> ObservedPod:
+    """Return the pod of an engine of the group gen."""
+    return replace(pod(f"job-gen-{number}", uid=f"job-gen-{number}-0"), group="gen", **more)
+
+
+def dead(number: int, at: int, **more: Any) -> ObservedPod:
+    """Return the pod of an engine of the group gen that has died."""
+    one = failed(f"job-gen-{number}", reason="EngineDied", at=at)
+    return replace(one, group="gen", **more)
 
 
 def failed(

@@ -13,7 +13,7 @@ from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode
 from grpo_operator.decide.repeats import named_if_repeated
 from support.control_plane.jobs import NOW, ended, pod
-from support.control_plane.passes import A, Case, all_ready, failed
+from support.control_plane.passes import A, Case, all_ready, dead, engine, failed, trainers
 
 KEY_ERROR = "rank 0 failed with exit code 1: KeyError: 'answer'"
 
@@ -27,22 +27,15 @@ def case_of(replicas: int, **elastic: int) -> Case:
     return Case(generation={"topology": "Server", "server": server}, failurePolicy=policy)
 
 
-def engine(number: int, **more: Any) -> ObservedPod:
-    return replace(pod(f"job-gen-{number}", uid=f"job-gen-{number}-0", ready=True), group="gen", **more)
-
-
-def dead(number: int, at: int) -> ObservedPod:
-    one = failed(f"job-gen-{number}", reason="EngineDied", at=at)
-    return replace(one, uid=f"job-gen-{number}-0", group="gen")
-
-
-def trainers(case: Case) -> list[ObservedPod]:
-    return [one for one in case.see_all_ready() if one.name in case.topology.trainer_pods]
+def running(replicas: int, **elastic: int) -> tuple[Case, list[ObservedPod]]:
+    """Return a job of which all pods are ready, and its trainer pods."""
+    case = case_of(replicas, **elastic)
+    case.see_all_ready()
+    return case, trainers(case)
 
 
 def test_engines_that_die_together_are_replaced_together_and_count_once() -> None:
-    case = case_of(8)
-    ranks = trainers(case)
+    case, ranks = running(8)
     for at in range(5, 13):
         case.see(*ranks, *(dead(number, at=5) for number in range(8)), at=at)
     waits = {seconds_between(after(NOW, 5), one.replace_time or "") for one in case.status.members if one.replacing}
@@ -52,28 +45,28 @@ def test_engines_that_die_together_are_replaced_together_and_count_once() -> Non
 
 
 def test_a_kubelet_that_refuses_the_next_pod_of_an_engine_counts_nothing() -> None:
-    case = case_of(2)
-    ranks = trainers(case)
+    case, ranks = running(2)
     for at in (5, 6):
-        case.see(*ranks, engine(0), dead(1, at=5), at=at)
+        case.see(*ranks, engine(0, ready=True), dead(1, at=5), at=at)
     for number in range(1, 8):
         refused = Ending(ended(-1, "UnexpectedAdmissionError", after(NOW, 20 + number)))
         next_pod = replace(pod("job-gen-1", uid=f"job-gen-1-{number}"), group="gen", endings=(refused,))
-        case.see(*ranks, engine(0), next_pod, at=20 + 3 * number)
+        case.see(*ranks, engine(0, ready=True), next_pod, at=20 + 3 * number)
     assert (case.status.restarts.total, case.status.restarts.counted) == (1, 1)
-    case.see(*ranks, engine(0), replace(pod("job-gen-1", uid="job-gen-1-9", ready=True), group="gen"), at=60)
+    case.see(
+        *ranks, engine(0, ready=True), replace(pod("job-gen-1", uid="job-gen-1-9", ready=True), group="gen"), at=60
+    )
     assert case.status.phase == "Running"
 
 
 @pytest.mark.parametrize("elastic", [{}, {"maxReplicas": 4}])
 def test_a_dead_engine_takes_no_checkpoint_from_a_trainer_that_is_drained(elastic: dict[str, int]) -> None:
-    case = case_of(2, **elastic)
-    ranks = trainers(case)
+    case, ranks = running(2, **elastic)
     for at in (5, 6):
-        case.see(*ranks, engine(0), dead(1, at=5), at=at)
+        case.see(*ranks, engine(0, ready=True), dead(1, at=5), at=at)
     drained = Disruption(reason="Evicted", message="the node is drained")
     leaves = replace(ranks[0], disruption=drained, deletion_time=after(NOW, 300))
-    case.see(leaves, *ranks[1:], engine(0), dead(1, at=5), at=7)
+    case.see(leaves, *ranks[1:], engine(0, ready=True), dead(1, at=5), at=7)
     assert (case.last.mode, case.status.phase) == (Mode.RUN, case.status.phase)
     assert find(case.status, Condition.RESTARTING) is None
 
@@ -96,18 +89,16 @@ def test_the_same_exception_is_repeated_only_right_after_and_at_a_step_that_is_k
 
 
 def test_a_stuck_engine_that_the_job_does_not_need_leaves_it_running_and_the_status_settles() -> None:
-    case = case_of(2, maxReplicas=4)
-    ranks = trainers(case)
+    case, ranks = running(2, maxReplicas=4)
     stuck = engine(1, deletion_time=after(NOW, 30))
     for at in (5, 200, 202):
-        case.see(*ranks, engine(0), stuck, at=at)
+        case.see(*ranks, engine(0, ready=True), stuck, at=at)
     assert case.status.phase == "Running"
     assert "job-gen-1 on node node did not end with its grace period" in case.message(Condition.RUNNING)
-    needed = case_of(2)
-    ranks = trainers(needed)
+    needed, ranks = running(2)
     times = []
     for at in (5, 200, 202, 204):
-        needed.see(*ranks, engine(0), engine(1, deletion_time=after(NOW, 30)), at=at)
+        needed.see(*ranks, engine(0, ready=True), engine(1, deletion_time=after(NOW, 30)), at=at)
         condition = find(needed.status, Condition.SCHEDULED)
         times.append((condition.reason, condition.last_transition_time))
     assert times[-1] == times[-2] == times[-3]

@@ -42,9 +42,12 @@ class Queued(Case):
 
     def __init__(self, **spec: Any) -> None:
         self.edit(**spec)
-        self.job = replace(self.job, queue=Queue("team"))
         self.status = GRPOJobStatus()
         self.workload: Child | None = None
+
+    def edit(self, **spec: Any) -> None:
+        super().edit(**spec)
+        self.job = replace(self.job, queue=Queue("team"))
 
     def see(self, *pods: ObservedPod, at: int = 0, obstacle: Obstacle | None = None, **more: Any) -> Plan:
         there = (self.workload,) if self.workload else ()
@@ -173,7 +176,6 @@ def test_another_request_is_another_workload() -> None:
     case.workload = made(case, ("QuotaReserved", "False"))
     before = case.workload
     case.edit(trainer={"groups": [{"name": "a", "gpus": 1}]})
-    case.job = replace(case.job, queue=Queue("team"))
     changed = case.see()
     assert (changed.queue.create, changed.queue.removals) == (True, (before,))
     granted = replace(observed(), children=(made(Queued(), *ADMITTED),))
@@ -202,7 +204,6 @@ def test_a_job_that_was_suspended_from_the_start_is_queued_once_it_is_resumed() 
     case = Queued(suspend=True)
     assert case.see().status.phase == "Suspended"
     case.edit()
-    case.job = replace(case.job, queue=Queue("team"))
     resumed = case.see(at=5)
     assert (resumed.status.phase, resumed.status.summary.reason, resumed.queue.create) == ("Pending", "Queued", True)
 
@@ -214,7 +215,6 @@ def test_a_job_that_is_resumed_queues_only_once_nothing_is_left_of_an_earlier_jo
     case.workload = None
     case.see(at=9)
     case.edit()
-    case.job = replace(case.job, queue=Queue("team"))
     waits = case.see(at=12, foreign=("service/job",))
     assert (waits.queue.create, waits.status.summary.reason) == (False, "WaitingForOldChildren")
     assert case.message(Condition.SUSPENDED).endswith("of the same name are deleted: service/job")
@@ -225,10 +225,8 @@ def test_a_job_that_is_resumed_queues_only_once_nothing_is_left_of_an_earlier_jo
 def test_how_the_job_ended_is_written_once() -> None:
     for code, result in ((0, "Succeeded"), (ExitCode.CONFIG_ERROR, "Failed")):
         case, _ = running()
-        done = [
-            replace(pod(name, uid=f"{name}-0"), endings=(Ending(ended(code, "Done" if not code else "ConfigError")),))
-            for name in (A, B)
-        ]
+        ending = Ending(ended(code, "ConfigError" if code else "Done"))
+        done = [replace(pod(name, uid=f"{name}-0"), endings=(ending,)) for name in (A, B)]
         last = case.see(*done, at=9)
         last = last if last.queue.patches else case.see(*done, at=99)
         assert conditions(last)["Finished"] == ("True", result)
