@@ -28,31 +28,12 @@ def job(**changes: Any) -> Job:
     return Job(namespace="ns", name="job", uid="uid", generation=1, spec=parse_spec(spec(**changes)))
 
 
-def pod(
-    name: str,
-    *,
-    uid: str | None = None,
-    ready: bool = False,
-    restarts: int = 0,
-    outcome: MemberOutcome | None = None,
-    attempt: int = 0,
-) -> ObservedPod:
-    """Return an observed pod that runs."""
-    return ObservedPod(
-        name=name,
-        uid=uid or f"{name}-uid",
-        group="",
-        attempt=attempt,
-        node="node",
-        ip="10.0.0.1",
-        ready=ready,
-        unschedulable=None,
-        waiting=None,
-        restarts=restarts,
-        endings=() if outcome is None else (Ending(outcome, attempt),),
-        deletion_time=None,
-        disruption=None,
-    )
+def pod(name: str, *, outcome: MemberOutcome | None = None, attempt: int = 0, **more: Any) -> ObservedPod:
+    """Return an observed pod that runs, with `more` of its fields."""
+    nothing = dict.fromkeys(("unschedulable", "waiting", "deletion_time", "disruption"))
+    place = {"uid": f"{name}-uid", "group": "", "node": "node", "ip": "10.0.0.1", "ready": False, "restarts": 0}
+    endings = () if outcome is None else (Ending(outcome, attempt),)
+    return ObservedPod(**{"name": name, "attempt": attempt, "endings": endings, **nothing, **place, **more})
 
 
 def ended(exit_code: int, reason: str = "Done", at: datetime = NOW) -> MemberOutcome:
@@ -60,21 +41,9 @@ def ended(exit_code: int, reason: str = "Done", at: datetime = NOW) -> MemberOut
     return MemberOutcome(exit_code=exit_code, reason=reason, message=f"said {reason}", finished_at=at)
 
 
-def observed(
-    *pods: ObservedPod,
-    foreign: tuple[str, ...] = (),
-    lost_nodes: dict[str, datetime] | None = None,
-    absent_nodes: frozenset[str] = frozenset(),
-    ready_nodes: frozenset[str] = frozenset(),
-) -> Observed:
-    """Return a job's observed state with these pods."""
-    return Observed(
-        pods={each.name: each for each in pods},
-        foreign=foreign,
-        lost_nodes=lost_nodes or {},
-        absent_nodes=absent_nodes,
-        ready_nodes=ready_nodes,
-    )
+def observed(*pods: ObservedPod, **more: Any) -> Observed:
+    """Return a job's observed state with these pods, and `more` of its fields."""
+    return Observed(pods={each.name: each for each in pods}, **more)
 
 
 def world(**changes: Any) -> tuple[Job, Topology]:

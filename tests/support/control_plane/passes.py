@@ -8,7 +8,7 @@ from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.times import after
 from grpo_operator.decide.conditions import find
 from grpo_operator.decide.observed_pod import ObservedPod
-from grpo_operator.decide.plan import Plan, plan
+from grpo_operator.decide.plan import Obstacle, Plan, plan
 from grpo_spec.reports import ExitCode, Progress
 from support.control_plane.jobs import NOW, ended, observed, pod, world
 from support.control_plane.plan_checks import check_it_is_true, check_transition
@@ -33,11 +33,18 @@ class Case:
         self.status = GRPOJobStatus()
         self.last: Plan = self.see()
 
-    def see(self, *pods: ObservedPod, at: int = 0, progress: Progress | None = None, **more: Any) -> Plan:
+    def see(
+        self,
+        *pods: ObservedPod,
+        at: int = 0,
+        progress: Progress | None = None,
+        obstacle: Obstacle | None = None,
+        **more: Any,
+    ) -> Plan:
         """Plan one pass that sees these pods and, if given, this progress of rank 0; keep the new status."""
         reports = {} if progress is None else {self.topology.members[0].pod: progress}
         seen, now = observed(*pods, **more), after(NOW, at)
-        self.last = plan(self.job, self.topology, self.status, seen, reports, now)
+        self.last = plan(self.job, self.topology, self.status, seen, reports, now, obstacle)
         if not self.last.delete_job:
             check_it_is_true(self.job, self.topology, self.last.status, seen)
         check_transition(self.job, self.topology, self.status, self.last.status, seen, now)

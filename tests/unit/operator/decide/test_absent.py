@@ -18,7 +18,6 @@ from grpo_operator.decide.absent import (
 from grpo_operator.decide.conditions import find
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
-from grpo_operator.decide.plan import plan
 from grpo_operator.decide.second_look import News, news
 from grpo_spec.reasons import Reason
 from support.control_plane.jobs import NOW, observed, pod
@@ -41,9 +40,9 @@ def test_only_pods_that_a_set_should_have_created_are_missing() -> None:
     case = Case()
     sets = (a_set("job-a"), a_set("job-b"))
     assert find_missing(case.status, case.topology, observed()) is None, "the sets do not exist yet"
-    both = replace(observed(pod(A)), children=sets)
+    both = observed(pod(A), children=sets)
     assert find_missing(case.status, case.topology, both) == Missing(B, sets[1])
-    held = replace(observed(pod(A)), children=(sets[0], a_set("job-b", replicas=0)))
+    held = observed(pod(A), children=(sets[0], a_set("job-b", replicas=0)))
     assert find_missing(case.status, case.topology, held) is None, "the operator lets it wait"
     case.edit(suspend=True)
     case.see()
@@ -80,8 +79,7 @@ def test_the_newest_refusal_of_the_attempt_is_quoted_and_none_of_earlier_ones() 
 def test_a_refused_pod_is_a_warning_that_is_written_at_once() -> None:
     case = Case()
     before = case.status
-    seen = replace(observed(pod(A)), why_absent=REFUSED)
-    said = plan(case.job, case.topology, before, seen, {}, NOW)
+    said = case.see(pod(A), why_absent=REFUSED)
     scheduled = find(said.status, Condition.SCHEDULED)
     assert scheduled.reason == "ChildRefused"
     assert scheduled.message.startswith(f"1 of 2 pods exist; {REFUSED[1]}; 1 of 2 pods have a node, the last since")
@@ -94,9 +92,8 @@ def test_a_refused_pod_is_a_warning_that_is_written_at_once() -> None:
 
 def test_the_deadline_that_ends_a_job_whose_pod_is_refused_quotes_the_cluster() -> None:
     case = Case(startupDeadlineSeconds=60)
-    seen = replace(observed(), why_absent=REFUSED)
     for at in (30, 61):
-        case.status = plan(case.job, case.topology, case.status, seen, {}, after(NOW, at)).status
+        case.see(at=at, why_absent=REFUSED)
     assert case.status.summary.reason == "StartupDeadlineExceeded"
     assert REFUSED[1] in case.status.summary.message
 
@@ -118,8 +115,8 @@ def test_only_pods_whose_volumes_are_not_mounted_are_asked_about() -> None:
     others = (preparing(A, is_ready="True"), preparing(B, **ended), replace(held, deletion_time=NOW))
     for one in others:
         assert find_unprepared(case.status, observed(one)) is None, "it pulls its image, has run, or is being deleted"
-    assert find_unprepared(case.status, replace(observed(), environment_pods={B: held})) is held
-    assert find_unprepared(case.status, replace(observed(), downloaders=(held,))) is held
+    assert find_unprepared(case.status, observed(environment_pods={B: held})) is held
+    assert find_unprepared(case.status, observed(downloaders=(held,))) is held
 
 
 def test_the_job_says_what_a_kubelet_warns_of_and_which_volume_comes_before_that_some_do_not_mount() -> None:
@@ -141,7 +138,7 @@ def test_the_job_says_what_a_kubelet_warns_of_and_which_volume_comes_before_that
     assert explain_unprepared([*events, event("", at=after(NOW, 9), reason="Pulling")]) is None, "it has got over it"
     assert explain_unprepared(()) is None
     seen = waiting_for(said[1], pods[1], observed(*pods))
-    found = plan(case.job, case.topology, case.status, seen, {}, NOW)
+    found = case.see(*seen.pods.values())
     assert (found.status.phase, found.status.summary.reason) == ("Starting", "ContainerWaiting")
     assert found.status.summary.message == f"pod {B} on node n: FailedMount: {missing}"
     assert [(one.type, one.reason) for one in found.events] == [("Warning", "ContainerWaiting")]

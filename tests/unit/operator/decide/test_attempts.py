@@ -11,7 +11,6 @@ from grpo_operator.decide.conditions import find, holds
 from grpo_operator.decide.objects import owner_of
 from grpo_operator.decide.observe import Observed, observe, read_child, read_pods
 from grpo_operator.decide.plan import Deletion, Mode, plan
-from grpo_spec.reasons import Reason
 from support.control_plane.jobs import NOW, observed, pod, world
 from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
 
@@ -103,8 +102,7 @@ def test_a_child_that_a_finalizer_holds_is_named() -> None:
     case, pods = all_ready()
     ours = ("GRPOJob", "job", "uid")
     held = _seen([], [_made("ConfigMap", "job-7", ours, deletionTimestamp=rfc3339(NOW), finalizers=[HOLD])]).children
-    seen = replace(observed(*pods), children=held)
-    said = find(plan(case.job, case.topology, case.status, seen, {}, NOW).status, Condition.RUNNING)
+    said = find(case.see(*pods, children=held).status, Condition.RUNNING)
     assert (said.status, said.reason) == ("True", "AllRanksRunning")
     assert f"; ConfigMap job-7 was deleted, and its finalizers hold it ({HOLD})" in said.message
 
@@ -113,23 +111,11 @@ def test_a_pod_that_lost_its_owner_is_waited_for_never_deleted_and_named() -> No
     """As after `kubectl delete statefulset --cascade=orphan` of a job that is then suspended."""
     case, _ = all_ready()
     case.edit(suspend=True)
-    orphan = replace(pod(A, uid=f"{A}-0", ready=True), is_orphan=True)
+    orphan = pod(A, uid=f"{A}-0", ready=True, is_orphan=True)
     assert not case.see(orphan, at=10).deletions
     said = find(case.status, Condition.SCHEDULED)
     assert (said.reason, find(case.status, Condition.SUSPENDED).reason) == ("PodStuck", "Suspending")
     assert said.message.endswith("has lost its owner, so no StatefulSet ends it: delete it")
-
-
-def test_a_pod_of_others_that_has_the_name_of_one_that_is_missing_is_named() -> None:
-    case = Case()
-    taken = f"Pod {B} already exists and has no owner"
-    seen = replace(observed(pod(A)), why_absent=(Reason.NAME_TAKEN, taken))
-    said = plan(case.job, case.topology, case.status, seen, {}, NOW)
-    assert find(said.status, Condition.SCHEDULED).reason == "NameTaken"
-    assert find(said.status, Condition.SCHEDULED).message.startswith(f"1 of 2 pods exist; {taken}; 1 of 2")
-    assert [event.reason for event in said.events] == ["NameTaken"]
-    assert said.status.summary.reason == "NameTaken"
-    assert holds(said.status, Condition.RECONCILING)
 
 
 def test_a_pod_whose_statefulset_was_replaced_is_deleted_once_it_should_end() -> None:
@@ -207,8 +193,8 @@ def test_a_job_that_is_resumed_while_pods_save_says_which() -> None:
 
 def test_what_keeps_the_pods_that_are_left_is_said_of_a_suspension_and_of_a_restart() -> None:
     gone = {"deletion_time": after(NOW, 40)}
-    held = replace(pod(A, uid=f"{A}-0"), finalizers=HOLD, **gone)
-    silent = replace(pod(B, uid=f"{B}-0"), node="far", **gone)
+    held = pod(A, uid=f"{A}-0", finalizers=HOLD, **gone)
+    silent = pod(B, uid=f"{B}-0", node="far", **gone)
     lost = {"lost_nodes": {"far": after(NOW, 5)}}
     why = f"{A} (its finalizers hold it: {HOLD}), {B} (its node far has not been ready since 2026-01-01T00:00:05Z)"
     case, _ = all_ready()

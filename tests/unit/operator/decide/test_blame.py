@@ -57,7 +57,7 @@ def test_of_failures_seen_in_one_pass_effects_come_last_and_only_times_of_one_no
         case = Case(**SERVER)
         names = {one.name for one in pods}
         nodes = {one.name: one.node for one in pods}
-        first = [replace(pod(name, uid=f"{name}-0"), node=nodes.get(name, "node")) for name in case.topology.pods]
+        first = [pod(name, uid=f"{name}-0", node=nodes.get(name, "node")) for name in case.topology.pods]
         case.see(*first)
         case.see(*pods, *(one for one in first if one.name not in names), at=50)
         return case.status.last_failure and case.status.last_failure.pod

@@ -42,7 +42,7 @@ class Fetching(Case):
         """Let the try end with this exit code."""
         self.made("Failed", uid=uid)
         ending = Ending(ended(code, reason))
-        self.downloader = replace(pod("job-download-x"), role="download", controller=uid, endings=(ending,))
+        self.downloader = pod("job-download-x", role="download", controller=uid, endings=(ending,))
 
     def made(self, *states: str, uid: str = "j") -> None:
         """Let the Job exist, in these conditions."""
@@ -53,14 +53,9 @@ class Fetching(Case):
 
     def look(self, at: int = 0, obstacle: Obstacle | None = None, said: str = "") -> Plan:
         """Plan one pass."""
-        seen = replace(
-            observed(),
-            children=(self.child,) if self.child else (),
-            downloaders=(self.downloader,) if self.downloader else (),
-            has_queues=True,
-            why_absent=self.why_absent,
-        )
-        reports = {self.downloader.name: Progress(phase=said)} if said and self.downloader else {}
+        there, pods = (self.child,) if self.child else (), (self.downloader,) if self.downloader else ()
+        seen = observed(children=there, downloaders=pods, has_queues=True, why_absent=self.why_absent)
+        reports = {one.name: Progress(phase=said) for one in pods} if said else {}
         self.last = plan(self.job, self.topology, self.status, seen, reports, after(NOW, at), obstacle)
         self.status = self.last.status
         return self.last
@@ -73,7 +68,7 @@ def test_nothing_of_the_job_asks_for_gpus_until_the_model_is_there() -> None:
     assert (first.download.create, first.mode, first.status.attempt) == (True, Mode.KEEP, None)
     assert first.download, "the pass has something to do"
     case.made()
-    case.downloader = replace(pod("job-download-x"), role="download", controller="j")
+    case.downloader = pod("job-download-x", role="download", controller="j")
     waits = case.look(at=5, said="downloads tiny: 1.50 of 9.00 GB")
     assert (waits.status.phase, waits.status.summary.reason, waits.download.create) == ("Pending", "Downloading", False)
     assert waits.status.summary.message == (
@@ -146,7 +141,7 @@ def test_the_deadline_ends_a_job_whose_download_fails_hangs_or_is_refused_and_na
     for why in ("fails", "hangs", "refused"):
         case = Fetching(cache=CACHE["cache"] | {"prefetchDeadlineSeconds": 600})
         case.made()
-        case.downloader = replace(pod("job-download-x"), role="download", controller="j")
+        case.downloader = pod("job-download-x", role="download", controller="j")
         if why == "fails":
             case.fails()
         if why == "refused":
@@ -182,7 +177,7 @@ def test_a_suspended_job_downloads_nothing_and_goes_on_later_with_a_new_deadline
     case.made()
     assert case.look().status.download is not None
     case.job = replace(case.job, spec=case.job.spec.model_copy(update={"suspend": True}))
-    case.downloader = replace(pod("job-download-x"), role="download", controller="j")
+    case.downloader = pod("job-download-x", role="download", controller="j")
     assert case.look().download.removals == (case.child,)
     assert case.status.download is None
     assert case.message(Condition.SUSPENDED) == "1 pod is saving and ending: job-download-x"
@@ -272,8 +267,8 @@ def test_a_pod_that_leaves_with_a_lost_node_is_given_up() -> None:
     """Its Job makes no other one before it has ended, which nobody confirms."""
     case = Fetching()
     case.made()
-    leaving = replace(pod("job-download-x"), role="download", node="n", deletion_time=NOW)
-    seen = replace(observed(), children=(case.child,), downloaders=(leaving,))
+    leaving = pod("job-download-x", role="download", node="n", deletion_time=NOW)
+    seen = observed(children=(case.child,), downloaders=(leaving,))
     assert nodes_to_check(seen, was_running=False) == {"n"}
     seen = replace(seen, lost_nodes={"n": NOW})
     waits, ends = (

@@ -52,12 +52,12 @@ def test_beside_engines_of_another_group_the_job_needs_none_of_the_elastic_ones(
         *((f"job-gen-{ordinal}", True) for ordinal in range(4)),
         ("job-stay-0", False),
     ]
-    stays = replace(pod("job-stay-0", uid="job-stay-0-0"), group="stay", ready=True)
+    stays = pod("job-stay-0", uid="job-stay-0-0", group="stay", ready=True)
     case.see(*trainers(case), stays, engine(0, ready=True), engine(1, ready=True))
     assert case.message(Condition.RUNNING) == "all 3 pods are ready, and 2 of 2 elastic ones"
     taken = Disruption(reason="Preempted", message="for a pod of higher priority")
     case.see(*trainers(case), stays, engine(0, disruption=taken, deletion_time=NOW), engine(1, ready=True), at=10)
-    waits = replace(engine(0, node=None, ip=None, unschedulable=NO_ROOM), uid="another")
+    waits = engine(0, node=None, ip=None, unschedulable=NO_ROOM, uid="another")
     case.see(*trainers(case), stays, waits, engine(1, ready=True), at=12)
     assert (case.status.phase, case.status.attempt, case.status.restarts.counted) == ("Running", 0, 0)
     assert case.message(Condition.RUNNING).endswith(f"1 of 2 elastic ones; job-gen-0 has no node: {NO_ROOM}")
@@ -107,7 +107,7 @@ def test_an_engine_that_is_added_again_while_its_pod_still_ends_has_not_failed(c
     case.edit(**elastic(2))
     for at in (11, 12):
         case.see(*rest, engine(1, deletion_time=after(NOW, 310)), at=at)
-    case.see(*rest, replace(engine(1, ready=True), uid="another"), at=20)
+    case.see(*rest, engine(1, ready=True, uid="another"), at=20)
     assert (case.status.phase, case.status.restarts.total, case.status.last_failure) == ("Running", 0, None)
     assert case.message(Condition.RUNNING) == "all 3 pods are ready, and 1 of 1 elastic ones"
 
@@ -159,13 +159,13 @@ def test_an_elastic_engine_that_disappears_costs_the_job_nothing(case: Case, how
     rest = [*trainers(case), engine(0, ready=True)]
     gone = {"evicted": Disruption(reason="Evicted", message="a drain")}
     gone["evicted for its own limit"] = Disruption(reason="Evicted", message="emptyDir", own_fault=True)
-    lost = {"lost": after(NOW, 1)} if how == "its node is lost" else None
+    lost = {"lost": after(NOW, 1)} if how == "its node is lost" else {}
     for number in range(1, 6):
         there = next(one for one in case.status.members if one.pod == "job-gen-1").uid
-        going = replace(engine(1), uid=there, disruption=gone.get(how), node="lost" if lost else "node")
+        going = engine(1, uid=there, disruption=gone.get(how), node="lost" if lost else "node")
         case.see(*rest, going, at=100 * number, lost_nodes=lost)
         for at in (1, 2):
-            case.see(*rest, replace(engine(1, ready=True), uid=f"gen-1-{number}"), at=100 * number + at)
+            case.see(*rest, engine(1, ready=True, uid=f"gen-1-{number}"), at=100 * number + at)
     assert (case.status.phase, case.status.attempt, case.status.restarts.total) == ("Running", 0, 0)
     assert case.message(Condition.RUNNING) == "all 3 pods are ready, and 1 of 1 elastic ones"
 

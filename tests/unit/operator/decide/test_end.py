@@ -13,7 +13,7 @@ from support.control_plane.passes import A, B, Case, all_ready, failed
 
 def test_an_attempt_that_does_not_start_in_time_fails_and_names_its_obstacle() -> None:
     case = Case(startupDeadlineSeconds=100)
-    stuck = replace(pod(B), node=None, unschedulable="0/2 nodes are available: Insufficient nvidia.com/gpu")
+    stuck = pod(B, node=None, unschedulable="0/2 nodes are available: Insufficient nvidia.com/gpu")
     case.see(pod(A), stuck, at=99)
     assert not is_terminal(case.status)
     case.see(pod(A), stuck, at=100)

@@ -15,7 +15,7 @@ from grpo_operator.decide.deletions import find_deletions, find_left
 from grpo_operator.decide.edits import edit
 from grpo_operator.decide.observe import observe, read_child, read_pods
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
-from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
+from grpo_operator.decide.plan import Mode, Obstacle, Plan
 from grpo_operator.decide.queueing import find_steps
 from grpo_operator.layout.topology import plan_topology
 from grpo_operator.passes.children import groups_to_stop
@@ -33,7 +33,7 @@ REFUSED = "ErrImagePull: no such image"
 
 def box(name: str, **more: Any) -> ObservedPod:
     """Return an environment pod."""
-    return replace(pod(name, ready="ready" not in more), role="environment", **more)
+    return pod(name, **{"ready": True, "role": "environment"} | more)
 
 
 class Environments(Case):
@@ -44,11 +44,7 @@ class Environments(Case):
         super().__init__(**ENVIRONMENTS | more)
 
     def see(self, *pods: ObservedPod, at: int = 0, **more: Any) -> Plan:
-        there = {each.name: each for each in self.boxes}
-        seen = replace(observed(*pods, **more), environment_pods=there)
-        self.last = plan(self.job, self.topology, self.status, seen, {}, after(NOW, at))
-        self.status = self.last.status
-        return self.last
+        return super().see(*pods, at=at, environment_pods={each.name: each for each in self.boxes}, **more)
 
 
 def test_no_pod_with_a_gpu_is_asked_for_before_one_environment_pod_of_each_group_is_ready() -> None:
@@ -152,10 +148,7 @@ def test_a_job_that_is_refused_between_attempts_keeps_none() -> None:
     case = Environments()
     case.see_all_ready()
     case.see(failed(A), at=10)
-    seen = replace(observed(), environment_pods={each.name: each for each in case.boxes})
-    claim = Obstacle("ClaimNotFound", "no claim")
-    decided = plan(case.job, case.topology, case.status, seen, {}, after(NOW, 100), claim)
-    assert decided.mode == Mode.STOPPED
+    assert case.see(at=100, obstacle=Obstacle("ClaimNotFound", "no claim")).mode == Mode.STOPPED
 
 
 @pytest.mark.parametrize("ends", ["suspended", "complete"])
@@ -215,7 +208,7 @@ def test_they_are_told_from_pods_of_attempts_by_their_role() -> None:
 
 def test_one_that_the_cluster_refuses_is_asked_about_after_those_of_the_attempt() -> None:
     case = Environments()
-    seen = replace(observed(), children=(_set("job-boxes", "environment"),))
+    seen = observed(children=(_set("job-boxes", "environment"),))
     missing = find_missing(case.status, case.topology, seen)
     assert missing.pod == "job-boxes-0"
     trainers = replace(seen, children=(_set("job-boxes", "environment"), _set("job-b", "trainer")))
@@ -227,7 +220,7 @@ def test_one_that_no_kubelet_ends_is_deleted_by_force_and_no_other() -> None:
     case = Environments()
     case.see_all_ready()
     stuck = box("job-boxes-0", deletion_time=NOW)
-    seen = replace(observed(lost_nodes={"node": NOW}), environment_pods={stuck.name: stuck, "x": box("x")})
+    seen = observed(lost_nodes={"node": NOW}, environment_pods={stuck.name: stuck, "x": box("x")})
     (deletion,) = find_deletions(case.job, case.status, seen, after(NOW, 1000))
     assert (deletion.name, deletion.force) == ("job-boxes-0", True)
 
@@ -240,7 +233,7 @@ def test_quota_is_given_back_only_when_they_are_gone() -> None:
     workload = read_child(
         names.QUEUE_KIND, {"metadata": {"name": "w", "uid": "w", "resourceVersion": "1"}, "spec": {}, "status": {}}
     )
-    left = replace(observed(), children=(workload,), environment_pods={"x": box("x")}, has_queues=True)
+    left = observed(children=(workload,), environment_pods={"x": box("x")}, has_queues=True)
     assert find_steps(case.job, case.topology, case.status, left, NOW, refused=False).removals == ()
     gone = replace(left, environment_pods={})
     assert find_steps(case.job, case.topology, case.status, gone, NOW, refused=False).removals == (workload,)

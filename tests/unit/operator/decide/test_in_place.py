@@ -3,6 +3,7 @@ recreated after all.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,11 @@ from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.conditions import find, keeps_pods
 from grpo_operator.decide.observe import Child, pack
 from grpo_operator.decide.observed_pod import Ending, ObservedPod, read_pod
-from grpo_operator.decide.plan import Mode, Obstacle, plan
+from grpo_operator.decide.plan import Mode, Obstacle
 from grpo_operator.layout.manifests import manifests
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode, Outcome
-from support.control_plane.jobs import NOW, ended, observed, pod
+from support.control_plane.jobs import NOW, ended, pod
 from support.control_plane.passes import SERVER, A, B, Case, all_ready
 
 IN_PLACE = {"failurePolicy": {"restartStrategy": "InPlace", "backoffSeconds": 0}}
@@ -120,28 +121,21 @@ def test_it_waits_for_the_back_off() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss",
+    ("loss", "nodes", "why"),
     [
-        {"deletion_time": after(NOW, 300)},
-        {"disruption": Disruption(reason="Evicted", message="drain")},
-        {"uid": "another"},
+        ({"deletion_time": after(NOW, 300)}, {}, f"pod {B} is"),
+        ({"disruption": Disruption(reason="Evicted", message="drain")}, {}, f"pod {B} is"),
+        ({"uid": "another"}, {}, f"pod {B} is"),
+        ({}, {"node": after(NOW, 5)}, f"pod {A} is on node node, which is not ready"),
     ],
 )
-def test_pods_are_recreated_if_one_of_them_is_lost(loss: dict[str, object]) -> None:
+def test_pods_are_recreated_if_one_of_them_is_lost(loss: dict[str, object], nodes: dict[str, Any], why: str) -> None:
     case, held = after_a_failure()
-    case.see(held[0], replace(held[1], **loss), at=11)
-    assert case.last.mode == Mode.STOPPED
-    assert case.status.attempt == 0
-    assert f"cannot begin in the same pods: pod {B} is" in case.message(Condition.RESTARTING)
+    case.see(held[0], replace(held[1], **loss), at=11, lost_nodes=nodes)
+    assert (case.last.mode, case.status.attempt) == (Mode.STOPPED, 0)
+    assert f"cannot begin in the same pods: {why}" in case.message(Condition.RESTARTING)
     case.see(at=12)
     assert (case.status.attempt, case.status.pods_attempt) == (1, None)
-
-
-def test_pods_are_recreated_if_a_node_is_not_ready() -> None:
-    case, held = after_a_failure()
-    case.see(*held, at=11, lost_nodes={"node": after(NOW, 5)})
-    assert case.last.mode == Mode.STOPPED
-    assert "on node node, which is not ready" in case.message(Condition.RESTARTING)
 
 
 def test_pods_are_recreated_if_one_does_not_end() -> None:
@@ -166,10 +160,9 @@ def test_an_attempt_that_did_not_come_to_run_in_kept_pods_is_followed_by_one_in_
 
 def test_nodes_are_given_back_if_the_next_attempt_cannot_begin() -> None:
     case, held = after_a_failure()
-    obstacle = Obstacle(Reason.CLAIM_NOT_FOUND, "claim data does not exist")
-    decided = plan(case.job, case.topology, case.status, observed(*held), {}, after(NOW, 11), obstacle)
-    assert decided.mode == Mode.STOPPED
-    assert decided.status.summary.message == "claim data does not exist"
+    case.see(*held, at=11, obstacle=Obstacle(Reason.CLAIM_NOT_FOUND, "claim data does not exist"))
+    assert case.last.mode == Mode.STOPPED
+    assert case.status.summary.message == "claim data does not exist"
 
 
 def test_pods_are_recreated_if_kueue_has_admitted_the_job_anew() -> None:
@@ -220,9 +213,7 @@ def test_a_contract_that_cannot_change_means_new_pods() -> None:
     case, running = all_ready(**IN_PLACE)
     packed = pack({"metadata": {}, "immutable": True})
     fixed = Child(kind="ConfigMap", name=contract_name("job", 0), uid="c", packed=packed)
-    seen = replace(observed(*map(holds, running)), children=(fixed,))
-    decided = plan(case.job, case.topology, case.status, seen, {}, after(NOW, 10))
-    assert decided.mode == Mode.STOPPED
+    assert case.see(*map(holds, running), at=10, children=(fixed,)).mode == Mode.STOPPED
 
 
 def test_the_default_recreates_all_pods() -> None:
@@ -237,25 +228,13 @@ def test_the_newest_end_of_a_container_is_read_beside_the_one_before() -> None:
         said = Outcome(attempt=attempt, exit_code=ExitCode.RANK_FAILED, reason="RankFailed", message=message)
         return {"terminated": {"exitCode": 70, "finishedAt": rfc3339(NOW), "message": said.to_message()}}
 
-    raw = {
-        "metadata": {
-            "name": A,
-            "uid": "u",
-            "labels": {"training.grpo.dev/attempt": "2"},
-            "annotations": {"training.grpo.dev/attempt": "3"},
-        },
-        "status": {
-            "containerStatuses": [
-                {
-                    "name": "grpo",
-                    "restartCount": 1,
-                    "lastState": terminated(2, "earlier"),
-                    "state": terminated(3, "now"),
-                }
-            ]
-        },
+    said = {
+        "labels": {"training.grpo.dev/attempt": "2"},
+        "annotations": {"training.grpo.dev/attempt": "3"},
     }
-    read = read_pod(raw)
+    states = {"lastState": terminated(2, "earlier"), "state": terminated(3, "now")}
+    status = {"containerStatuses": [{"name": "grpo", "restartCount": 1, **states}]}
+    read = read_pod({"metadata": {"name": A, "uid": "u", **said}, "status": status})
     assert (read.attempt, read.announced_attempt) == (2, 3)
     assert read.outcome.message == "earlier"
     assert read.without(range(2, 3)).outcome.message == "now"

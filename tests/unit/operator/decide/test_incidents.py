@@ -50,12 +50,10 @@ def test_a_kubelet_that_refuses_the_next_pod_of_an_engine_counts_nothing() -> No
         case.see(*ranks, engine(0, ready=True), dead(1, at=5), at=at)
     for number in range(1, 8):
         refused = Ending(ended(-1, "UnexpectedAdmissionError", after(NOW, 20 + number)))
-        next_pod = replace(pod("job-gen-1", uid=f"job-gen-1-{number}"), group="gen", endings=(refused,))
+        next_pod = pod("job-gen-1", uid=f"job-gen-1-{number}", group="gen", endings=(refused,))
         case.see(*ranks, engine(0, ready=True), next_pod, at=20 + 3 * number)
     assert (case.status.restarts.total, case.status.restarts.counted) == (1, 1)
-    case.see(
-        *ranks, engine(0, ready=True), replace(pod("job-gen-1", uid="job-gen-1-9", ready=True), group="gen"), at=60
-    )
+    case.see(*ranks, engine(0, ready=True), pod("job-gen-1", uid="job-gen-1-9", ready=True, group="gen"), at=60)
     assert case.status.phase == "Running"
 
 

@@ -13,7 +13,7 @@ from grpo_operator.decide.placement import ends
 from grpo_operator.decide.plan import Obstacle, plan
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress
-from support.control_plane.jobs import NOW, observed, pod, world
+from support.control_plane.jobs import NOW, observed, pod
 from support.control_plane.passes import A, Case, all_ready, failed
 
 
@@ -34,9 +34,8 @@ def test_a_calm_job_gets_passes_less_often() -> None:
 def test_where_there_are_many_jobs_each_gets_fewer_passes_while_nothing_is_urgent() -> None:
     def seconds(case: Case, *pods: ObservedPod, least: float = 60.0, at: int = 9) -> float | None:
         reports = {A: Progress()}
-        return plan(
-            case.job, case.topology, case.status, observed(*pods), reports, after(NOW, at), least=least
-        ).requeue_after
+        there, now = observed(*pods), after(NOW, at)
+        return plan(case.job, case.topology, case.status, there, reports, now, least=least).requeue_after
 
     case, pods = all_ready(activeDeadlineSeconds=99)
     assert seconds(case, *pods) == 60, "also while its first step is awaited"
@@ -72,15 +71,10 @@ def test_a_suspended_job_without_pods_is_not_looked_at() -> None:
 
 
 def test_a_job_that_stays_refused_is_looked_at_less_often() -> None:
-    job, topology = world()
+    case = Case()
+    case.status = GRPOJobStatus()
     missing = Obstacle(Reason.CLAIM_NOT_FOUND, "no claim")
-
-    def seconds(status: GRPOJobStatus, at: int) -> tuple[GRPOJobStatus, float | None]:
-        decided = plan(job, topology, status, observed(), {}, after(NOW, at), missing)
-        return decided.status, decided.requeue_after
-
-    status, first = seconds(GRPOJobStatus(), 0)
-    assert (first, seconds(status, 300)[1], seconds(status, 9999)[1]) == (10, 30, 60)
+    assert [case.see(at=at, obstacle=missing).requeue_after for at in (0, 300, 9999)] == [10, 30, 60]
 
 
 def test_passes_are_skipped_only_over_an_attempt_that_nothing_disturbs() -> None:

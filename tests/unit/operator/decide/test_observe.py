@@ -1,6 +1,5 @@
 """What is read of objects: equal ones are the same bytes, numbers and texts have bounds, nodes are lost or ready."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,8 +60,8 @@ def test_what_a_pod_says_has_bounds() -> None:
 
 
 def test_pods_that_something_keeps_come_first_by_their_names() -> None:
-    kept = replace(pod("a"), node="z", deletion_time=NOW)
-    others = replace(pod("b"), node="y", deletion_time=NOW), pod("0")
+    kept = pod("a", node="z", deletion_time=NOW)
+    others = pod("b", node="y", deletion_time=NOW), pod("0")
     left = find_left(observed(kept, *others, absent_nodes=frozenset("yz")), NOW)
     assert list(left.items()) == [
         ("a", "its node z no longer exists"),

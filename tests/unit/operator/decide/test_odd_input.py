@@ -289,11 +289,9 @@ def test_a_job_with_an_obstacle_reaches_its_deadline() -> None:
     case, _ = all_ready(activeDeadlineSeconds=100, failurePolicy={"backoffSeconds": 0})
     case.see(at=10)  # all pods are gone
     missing = Obstacle("ClaimNotFound", "create it")
-    nothing = observe("uid", pods=[])
-    held = plan(case.job, case.topology, case.status, nothing, {}, after(NOW, 60), missing)
-    assert held.status.phase == "Invalid"
-    assert held.requeue_after == 10
-    late = plan(case.job, case.topology, held.status, nothing, {}, after(NOW, 100), missing)
+    held = case.see(at=60, obstacle=missing)
+    assert (held.status.phase, held.requeue_after) == ("Invalid", 10)
+    late = case.see(at=100, obstacle=missing)
     assert (late.status.phase, late.status.summary.reason) == ("Failed", "DeadlineExceeded")
 
 

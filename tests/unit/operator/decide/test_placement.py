@@ -23,7 +23,7 @@ FIVE = {"trainer": {"groups": [{"name": "a", "replicas": 5, "gpus": 1}]}}
 
 def homeless(name: str, attempt: int = 0) -> ObservedPod:
     """Return a pod that the scheduler finds no node for."""
-    return replace(pod(name, uid=f"{name}-{attempt}", attempt=attempt), node=None, ip=None, unschedulable=NO_ROOM)
+    return pod(name, uid=f"{name}-{attempt}", attempt=attempt, node=None, ip=None, unschedulable=NO_ROOM)
 
 
 def in_part(case: Case, placed: int) -> list[ObservedPod]:
@@ -89,7 +89,7 @@ SEVEN, EIGHT_0, EIGHT_1, FOUR = "job-seven-0", "job-eight-0", "job-eight-1", "jo
 
 def unplaced(name: str) -> ObservedPod:
     """Return a pod that the scheduler has not looked at yet."""
-    return replace(pod(name), node=None, ip=None)
+    return pod(name, node=None, ip=None)
 
 
 def test_pods_with_more_gpus_find_their_nodes_before_others_exist() -> None:
@@ -141,7 +141,7 @@ def test_engines_that_the_job_does_not_need_take_no_node_before_it_has_its_own()
     case = with_engines()
     assert case.see().limits == {"job-gen": 1}
     assert case.see(homeless(TRAINER), placed(ENGINE)).limits == {"job-gen": 1}
-    old = replace(pod(MORE), attempt=7)
+    old = pod(MORE, attempt=7)
     assert case.see(homeless(TRAINER), placed(ENGINE), old).limits == {"job-gen": 1}, "an old pod is none of its own"
     assert case.see(placed(TRAINER), placed(ENGINE)).limits == {}
     # Engines that exist are not deleted again while another pod is replaced.

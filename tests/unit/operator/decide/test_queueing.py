@@ -5,12 +5,12 @@ from typing import Any
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
-from grpo_operator.api.times import after, rfc3339
+from grpo_operator.api.times import rfc3339
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import holds
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
-from grpo_operator.decide.plan import Mode, Obstacle, Plan, plan
+from grpo_operator.decide.plan import Mode, Obstacle, Plan
 from grpo_operator.decide.queueing import find_admitted
 from grpo_operator.layout.job import Queue
 from grpo_operator.layout.queueing import read_admission, workload
@@ -49,16 +49,14 @@ class Queued(Case):
         super().edit(**spec)
         self.job = replace(self.job, queue=Queue("team"))
 
-    def see(self, *pods: ObservedPod, at: int = 0, obstacle: Obstacle | None = None, **more: Any) -> Plan:
+    def see(self, *pods: ObservedPod, at: int = 0, **more: Any) -> Plan:
         there = (self.workload,) if self.workload else ()
-        seen = replace(observed(*pods, **more), children=there, has_queues=True)
+        seen = observed(*pods, children=there)
         granted = find_admitted(self.job, self.topology, seen)
         admission = read_admission(granted.raw, {}) if granted else None
         between = is_between_attempts(self.status)
         self.job = replace(self.job, admission=admission if between else self.status.admission)
-        self.last = plan(self.job, self.topology, self.status, seen, {}, after(NOW, at), obstacle)
-        self.status = self.last.status
-        return self.last
+        return super().see(*pods, at=at, children=there, **{"has_queues": True} | more)
 
 
 def running(**spec: Any) -> tuple[Queued, list[ObservedPod]]:
@@ -178,7 +176,7 @@ def test_another_request_is_another_workload() -> None:
     case.edit(trainer={"groups": [{"name": "a", "gpus": 1}]})
     changed = case.see()
     assert (changed.queue.create, changed.queue.removals) == (True, (before,))
-    granted = replace(observed(), children=(made(Queued(), *ADMITTED),))
+    granted = observed(children=(made(Queued(), *ADMITTED),))
     assert find_admitted(case.job, case.topology, granted) is None, "what is admitted is the request of before"
 
 
@@ -196,8 +194,8 @@ def test_a_job_that_runs_ends_its_attempt_when_it_gets_a_queue_but_not_when_kueu
     case.see(*pods, at=5)
     assert case.message(Condition.SUSPENDED).startswith("waits in LocalQueue team; 2 pods are saving and ending")
     case, pods = running()
-    seen = replace(observed(*pods), has_queues=False)
-    assert plan(case.job, case.topology, case.status, seen, {}, NOW).mode == Mode.RUN
+    case.workload = None
+    assert case.see(*pods, has_queues=False).mode == Mode.RUN
 
 
 def test_a_job_that_was_suspended_from_the_start_is_queued_once_it_is_resumed() -> None:
@@ -226,7 +224,7 @@ def test_how_the_job_ended_is_written_once() -> None:
     for code, result in ((0, "Succeeded"), (ExitCode.CONFIG_ERROR, "Failed")):
         case, _ = running()
         ending = Ending(ended(code, "ConfigError" if code else "Done"))
-        done = [replace(pod(name, uid=f"{name}-0"), endings=(ending,)) for name in (A, B)]
+        done = [pod(name, uid=f"{name}-0", endings=(ending,)) for name in (A, B)]
         last = case.see(*done, at=9)
         last = last if last.queue.patches else case.see(*done, at=99)
         assert conditions(last)["Finished"] == ("True", result)

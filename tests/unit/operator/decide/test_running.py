@@ -9,10 +9,10 @@ from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.times import after
 from grpo_operator.decide.conditions import find, holds
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
-from grpo_operator.decide.plan import Obstacle, plan
+from grpo_operator.decide.plan import Obstacle
 from grpo_operator.decide.second_look import News, news
 from grpo_spec.reports import Progress
-from support.control_plane.jobs import NOW, observed, pod, world
+from support.control_plane.jobs import NOW, pod
 from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
 
 
@@ -37,11 +37,11 @@ def test_pods_on_the_way_to_running_need_no_write_of_their_own() -> None:
 
 def test_that_the_scheduler_finds_no_node_is_written_at_once() -> None:
     case = Case()
-    unseen = replace(pod(B), node=None, ready=False)
+    unseen = pod(B, node=None, ready=False)
     empty = case.see().status
-    waiting = case.see(replace(pod(A), node=None), unseen).status
+    waiting = case.see(pod(A, node=None), unseen).status
     assert news(empty, waiting) == News.DETAILS
-    refused = case.see(replace(pod(A), node=None), replace(unseen, unschedulable="0/2 nodes are available")).status
+    refused = case.see(pod(A, node=None), replace(unseen, unschedulable="0/2 nodes are available")).status
     held = case.see(pod(A), replace(unseen, unschedulable="0/2 nodes are available")).status
     assert news(waiting, refused) == News.URGENT
     assert news(refused, held) == News.URGENT
@@ -66,7 +66,7 @@ def test_the_message_names_the_peers_that_rank_0_waits_for() -> None:
 
 def test_the_message_names_the_pod_whose_container_cannot_start() -> None:
     case = Case()
-    case.see(pod(A), replace(pod(B), waiting="ErrImagePull: no such image"))
+    case.see(pod(A), pod(B, waiting="ErrImagePull: no such image"))
     running = find(case.status, Condition.RUNNING)
     assert running.reason == "ContainerWaiting"
     assert running.message == f"pod {B} on node node: ErrImagePull: no such image"
@@ -100,7 +100,7 @@ def test_a_sentence_of_the_scheduler_is_quoted_once() -> None:
     read = read_pod({"metadata": {"name": A, "uid": "a"}, "status": {"conditions": [condition]}})
     assert read.unschedulable == f"{said} {more}"
     case = Case()
-    pods = [replace(pod(name), node=None, unschedulable=read.unschedulable) for name in (A, B)]
+    pods = [pod(name, node=None, unschedulable=read.unschedulable) for name in (A, B)]
     events = case.see(*pods).events + case.see(*pods, at=1).events
     assert case.message(Condition.SCHEDULED) == f"pod {A}: {said} {more}"
     assert [(one.type, one.reason) for one in events] == [("Warning", "Unschedulable")]
@@ -167,17 +167,15 @@ def test_a_node_that_no_longer_exists_is_reported_once() -> None:
 
 
 def test_a_refusal_is_reported_once() -> None:
-    made, topology = world()
+    case = Case()
+    case.status = GRPOJobStatus()
     taken, missing = Obstacle("NameTaken", "Service job is taken"), Obstacle("ClaimNotFound", "no claim")
-    first = plan(made, topology, GRPOJobStatus(), observed(), {}, NOW, taken)
+    first = case.see(obstacle=taken)
     assert [(e.type, e.reason) for e in first.events] == [("Warning", "NameTaken")]
     assert (first.status.phase, first.mode) == ("Invalid", "keep")
-    again = plan(made, topology, first.status, observed(), {}, NOW, taken)
-    assert again.status == first.status
-    assert not again.events
-    assert [e.reason for e in plan(made, topology, first.status, observed(), {}, NOW, missing).events] == [
-        missing.reason
-    ]
+    again = case.see(obstacle=taken)
+    assert (again.status, again.events) == (first.status, ())
+    assert [e.reason for e in case.see(obstacle=missing).events] == [missing.reason]
 
 
 def _refused(name: str, uid: str, reason: str = "UnexpectedAdmissionError") -> ObservedPod:
@@ -192,17 +190,15 @@ def test_pods_that_a_kubelet_refuses_are_waited_for_until_it_admits_one(reason: 
     """A device plugin restarts: each pod that the StatefulSet creates meanwhile is refused, for minutes."""
     case = Case(failurePolicy={"maxRestarts": 0})
     for at in range(0, 300, 3):
-        case.see(pod(A), replace(pod(B, uid=f"b-{at}"), node=None), at=at)
+        case.see(pod(A), pod(B, uid=f"b-{at}", node=None), at=at)
         case.see(pod(A), _refused(B, f"b-{at}", reason), at=at + 1)
         assert (case.status.phase, case.status.attempt, case.status.restarts.total) == ("Starting", 0, 0)
         assert "pod job-b-0 on node node: its kubelet refuses it, and its StatefulSet creates another one: " in (
             case.message(Condition.RUNNING)
         )
         assert "no healthy devices" in case.message(Condition.RUNNING)
-        gone = replace(observed(pod(A)), gone={f"b-{at}": _refused(B, f"b-{at}", reason)})
-        decided = plan(case.job, case.topology, case.status, gone, {}, after(NOW, at + 2))
-        assert (decided.status.phase, decided.status.last_failure) == ("Pending", None)
-        case.status = decided.status
+        case.see(pod(A), at=at + 2, gone={f"b-{at}": _refused(B, f"b-{at}", reason)})
+        assert (case.status.phase, case.status.last_failure) == ("Pending", None)
     case.see(pod(A, ready=True), pod(B, uid="b-last", ready=True), at=310)
     assert (case.status.phase, case.status.restarts.total) == ("Running", 0)
     assert [one.uid for one in case.status.members] == [f"{A}-uid", "b-last"]

@@ -84,7 +84,7 @@ class World:
         """The operator has a pass; if it `dies`, before it writes, and with all that it remembers."""
         there = [pod for pod in self.pods.values() if pod.outcome is None]
         reports = {"job-a-0": self.said} if self.said and any(pod.name == "job-a-0" for pod in there) else {}
-        seen = replace(observed(*self.pods.values()), gone=dict(self.gone), children=SETS)
+        seen = observed(*self.pods.values(), gone=dict(self.gone), children=SETS)
         new = plan(self.job, self.topology, self.status, seen, reports, after(NOW, self.at + self.skew)).status
         if not dies:
             self.status = new
