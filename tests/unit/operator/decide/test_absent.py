@@ -90,14 +90,6 @@ def test_a_refused_pod_is_a_warning_that_is_written_at_once() -> None:
     assert said.status.summary.message == scheduled.message
 
 
-def test_the_deadline_that_ends_a_job_whose_pod_is_refused_quotes_the_cluster() -> None:
-    case = Case(startupDeadlineSeconds=60)
-    for at in (30, 61):
-        case.see(at=at, why_absent=REFUSED)
-    assert case.status.summary.reason == "StartupDeadlineExceeded"
-    assert REFUSED[1] in case.status.summary.message
-
-
 def preparing(name: str, *, is_ready: str = "False", **more: Any) -> ObservedPod:
     """Return a pod as its kubelet says it while it mounts volumes and makes the network."""
     state = {"waiting": {"reason": "ContainerCreating"}}

@@ -99,12 +99,6 @@ def test_an_eviction_is_named_and_not_counted_although_ranks_only_report_that_th
     assert (case.status.restarts.total, case.status.restarts.counted) == (1, 0)
 
 
-def test_a_pod_deleted_by_hand_is_named_and_counted() -> None:
-    case, pods = all_ready()
-    case.see(pods[0], pod(B, uid="another"))
-    assert (case.status.last_failure.reason, case.status.restarts.counted) == ("PodReplaced", 1)
-
-
 def test_a_deleted_pod_is_named_although_all_pods_report_secondary_failures() -> None:
     case, pods = all_ready()
     going = replace(pods[1], deletion_time=after(NOW, 60))

@@ -137,39 +137,28 @@ def test_a_try_that_fails_waits_as_a_restart_does_counts_nothing_and_says_when_t
     assert (begun.status.attempt, begun.status.download) == (0, None)
 
 
-def test_the_deadline_ends_a_job_whose_download_fails_hangs_or_is_refused_and_names_the_obstacle() -> None:
-    for why in ("fails", "hangs", "refused"):
-        case = Fetching(cache=CACHE["cache"] | {"prefetchDeadlineSeconds": 600})
-        case.made()
-        case.downloader = pod("job-download-x", role="download", controller="j")
-        if why == "fails":
-            case.fails()
-        if why == "refused":
-            case.downloader, case.why_absent = None, (Reason.QUOTA_EXCEEDED, "the cluster refuses the pod: no quota")
-        case.look(said="downloads tiny: 1.50 of 9.00 GB")
-        assert case.look(at=599, said="downloads tiny: 1.50 of 9.00 GB").status.phase == "Pending"
-        over = case.look(at=600)
-        assert (over.status.phase, over.status.summary.reason) == ("Failed", "DownloadFailed")
-        message = case.message(Condition.FAILED)
-        assert "not downloaded within 600 s (cache.prefetchDeadlineSeconds); " in message
-        named = {
-            "fails": "said Error",
-            "hangs": "1.50 of 9.00 GB",
-            "refused": "no GPU is asked for yet; the cluster re",
-        }
-        assert named[why] in message
-        assert over.download.removals == (() if why == "fails" else (case.child,))
-
-
-def test_a_download_that_is_refused_says_so() -> None:
-    case = Fetching()
+@pytest.mark.parametrize("why", ["fails", "hangs", "refused"])
+def test_the_deadline_ends_a_job_whose_download_fails_hangs_or_is_refused_and_names_the_obstacle(why: str) -> None:
+    case = Fetching(cache=CACHE["cache"] | {"prefetchDeadlineSeconds": 600})
     case.made()
-    case.why_absent = Reason.QUOTA_EXCEEDED, "the cluster refuses the pod that downloads: no quota"
-    refused = case.look()
-    assert (refused.status.phase, refused.status.summary.reason) == ("Pending", "QuotaExceeded")
-    assert refused.status.summary.message == (
-        "no GPU is asked for yet; the cluster refuses the pod that downloads: no quota"
-    )
+    case.downloader = pod("job-download-x", role="download", controller="j")
+    obstacle = "no GPU is asked for yet; pod job-download-x: downloads tiny: 1.50 of 9.00 GB"
+    if why == "fails":
+        case.fails()
+        obstacle = "said Error"
+    if why == "refused":
+        case.downloader, obstacle = None, "no GPU is asked for yet; the cluster refuses the pod: no quota"
+        case.why_absent = Reason.QUOTA_EXCEEDED, "the cluster refuses the pod: no quota"
+    waits = case.look(said="downloads tiny: 1.50 of 9.00 GB")
+    assert obstacle in waits.status.summary.message
+    assert waits.status.summary.reason == {"refused": "QuotaExceeded"}.get(why, "Downloading")
+    assert case.look(at=599, said="downloads tiny: 1.50 of 9.00 GB").status.phase == "Pending"
+    over = case.look(at=600)
+    assert (over.status.phase, over.status.summary.reason) == ("Failed", "DownloadFailed")
+    message = case.message(Condition.FAILED)
+    assert "not downloaded within 600 s (cache.prefetchDeadlineSeconds); " in message
+    assert obstacle in message
+    assert over.download.removals == (() if why == "fails" else (case.child,))
 
 
 def test_a_suspended_job_downloads_nothing_and_goes_on_later_with_a_new_deadline() -> None:

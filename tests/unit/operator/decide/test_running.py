@@ -7,19 +7,13 @@ import pytest
 from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.times import after
-from grpo_operator.decide.conditions import find, holds
+from grpo_operator.decide.conditions import find
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod
 from grpo_operator.decide.plan import Obstacle
 from grpo_operator.decide.second_look import News, news
 from grpo_spec.reports import Progress
 from support.control_plane.jobs import NOW, pod
-from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
-
-
-def test_the_job_is_running_once_every_pod_is_ready() -> None:
-    case = Case()
-    assert case.see(pod(A, ready=True), pod(B)).status.phase == "Starting"
-    assert case.see(pod(A, ready=True), pod(B, ready=True)).status.phase == "Running"
+from support.control_plane.passes import A, B, Case, all_ready
 
 
 def test_pods_on_the_way_to_running_need_no_write_of_their_own() -> None:
@@ -147,14 +141,6 @@ def test_pods_of_another_attempt_do_not_count() -> None:
     case.see(*others, at=5)
     assert case.message(Condition.SCHEDULED).startswith(f"0 of 2 pods exist; {A} is missing")
     assert {group.ready for group in case.status.groups} == {0}
-
-
-def test_an_engine_that_is_replaced_is_not_running_from_the_pass_that_sees_it() -> None:
-    case, pods = all_ready(**SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
-    engine = failed("job-gen-1", reason="EngineDied")
-    seen = case.see(*[engine if one.name == engine.name else one for one in pods], at=5).status
-    assert (seen.phase, seen.restarts.total) == ("Starting", 1)
-    assert not holds(seen, Condition.RUNNING)
 
 
 def test_a_node_that_no_longer_exists_is_reported_once() -> None:

@@ -80,6 +80,12 @@ class World:
         for name in [*self.pods]:
             self.remove(name)
 
+    def begin_attempt(self) -> None:
+        """The operator begins an attempt, and sees all of its pods."""
+        self.look()
+        self.begin_all()
+        self.look()
+
     def look(self, *, dies: bool = False) -> GRPOJobStatus:
         """The operator has a pass; if it `dies`, before it writes, and with all that it remembers."""
         there = [pod for pod in self.pods.values() if pod.outcome is None]
@@ -93,9 +99,13 @@ class World:
 
     def report(self, phase: str, step: int = 0, checkpoint: int | None = None, **use: float) -> None:
         known = GpuUse(attempt=self.status.attempt or 0, **use) if use else None
-        self.said = Progress(
-            step=step, total_steps=100, phase=phase, checkpoint_step=checkpoint, gpu_use=known, reward=0.0
-        )
+        said = {"step": step, "total_steps": 100, "phase": phase, "checkpoint_step": checkpoint}
+        self.said = Progress(**said, gpu_use=known, reward=0.0)
+
+    def tell(self, *said: Any, **use: float) -> None:
+        """Rank 0 reports, and the operator has a pass."""
+        self.report(*said, **use)
+        self.look()
 
     @property
     def bill(self) -> dict[str, int]:
@@ -108,16 +118,12 @@ class World:
 def _running(**spec: Any) -> World:
     """A job whose three GPUs loaded for 100 s and then trained and sampled for 50 s, of which rank 0 told."""
     at = World(**spec)
-    at.look()
-    at.begin_all()
-    at.look()
+    at.begin_attempt()
     at.tick(100)
-    at.report("Loading")
-    at.look()
+    at.tell("Loading")
     at.report("Generating")
     at.tick(50)
-    at.report("Generating", 1, training=60.0, sampling=60.0, waiting=30.0)
-    at.look()
+    at.tell("Generating", 1, training=60.0, sampling=60.0, waiting=30.0)
     return at
 
 
@@ -125,27 +131,22 @@ def test_what_is_held_counts_from_the_scheduling_and_what_for_from_reports() -> 
     at = _running()
     assert at.shows(held=450, loading=300, training=60, sampling=60, waiting=30)
     at.tick(10)
-    at.report("Training", 1, training=60.0, sampling=60.0, waiting=30.0)
-    at.look()
+    at.tell("Training", 1, training=60.0, sampling=60.0, waiting=30.0)
     assert at.bill["held"] == 450, "the bill alone is no reason to write"
-    at.report("Training", 2, training=60.0, sampling=60.0, waiting=30.0)
-    at.look()
+    at.tell("Training", 2, training=60.0, sampling=60.0, waiting=30.0)
     assert at.shows(held=480, loading=300, training=90, sampling=60, waiting=30), "the rest goes to the phase"
     at.tick(10)
-    at.report("Generating", 3, training=70.0, sampling=100.0, waiting=40.0)
-    at.look()
+    at.tell("Generating", 3, training=70.0, sampling=100.0, waiting=40.0)
     assert at.shows(held=510, loading=300, training=90, sampling=84, waiting=36), "what was too much is made up for"
     at.tick(10)
-    at.report("Generating", 4, training=90.0, sampling=105.0, waiting=45.0)
-    at.look()
+    at.tell("Generating", 4, training=90.0, sampling=105.0, waiting=45.0)
     assert at.shows(held=540, loading=300, training=90, sampling=105, waiting=45)
 
 
 def test_an_attempt_that_fails_loses_what_it_did_since_its_checkpoint() -> None:
     at = _running()
     at.tick(10)
-    at.report("Training", 10, 10, training=90.0, sampling=60.0, waiting=30.0)
-    at.look()
+    at.tell("Training", 10, 10, training=90.0, sampling=60.0, waiting=30.0)
     at.tick(10)
     at.end("job-b-0", ExitCode.RANK_FAILED)
     at.look()
@@ -156,9 +157,7 @@ def test_an_attempt_that_fails_loses_what_it_did_since_its_checkpoint() -> None:
     at.look()
     # 30 s of all until the failure and 10 s of two until the end are lost, 5 s of one were idle
     assert at.shows(held=525, loading=300, training=90, sampling=60, waiting=30, lost=40, idle=5)
-    at.look()
-    at.begin_all()
-    at.look()
+    at.begin_attempt()
     at.tick(20)
     at.report("Loading")
     at.end("job-b-0", ExitCode.RANK_FAILED)
@@ -189,8 +188,7 @@ def test_a_job_that_completes_loses_nothing_and_its_pods_count_until_they_are_go
 
 def test_without_a_claim_every_restart_loses_everything() -> None:
     at = _running(storage={})
-    at.report("Training", 10, 10, training=60.0, sampling=60.0, waiting=30.0)
-    at.look()
+    at.tell("Training", 10, 10, training=60.0, sampling=60.0, waiting=30.0)
     at.end("job-b-0", ExitCode.RANK_FAILED)
     at.look()
     at.remove_all()
@@ -206,18 +204,14 @@ def _served(engines: int = 1) -> dict[str, Any]:
 
 def test_engines_sample_or_are_idle_and_load_when_they_join() -> None:
     at = World(**_served())
-    at.look()
-    at.begin_all()
-    at.look()
+    at.begin_attempt()
     at.report("Generating")
     at.tick(10)
-    at.report("Generating", 1)
-    at.look()
+    at.tell("Generating", 1)
     assert at.shows(held=70, waiting=30, sampling=40), "ranks wait for engines"
     at.begin("job-gen-1", ready=False)
     at.tick(10)
-    at.report("Training", 2, training=30.0, waiting=30.0, sampling=60.0, idle=20.0)
-    at.look()
+    at.tell("Training", 2, training=30.0, waiting=30.0, sampling=60.0, idle=20.0)
     assert at.shows(held=180, training=30, waiting=30, sampling=60, idle=20, loading=40)
     at.tick(5)
     at.remove("job-gen-1")
@@ -231,8 +225,7 @@ def test_an_operator_that_was_away_counts_pods_that_are_still_there_as_ranks_rep
     at.look(dies=True)
     at.said = None
     at.look()
-    at.report("Training", 9, training=5000.0, sampling=5000.0, waiting=950.0)
-    at.look()
+    at.tell("Training", 9, training=5000.0, sampling=5000.0, waiting=950.0)
     assert at.bill["held"] == at.truth
     assert at.shows(held=11250, loading=300, training=5000, sampling=5000, waiting=950)
 
@@ -254,8 +247,7 @@ def test_reports_of_an_earlier_attempt_and_absurd_ones_explain_nothing() -> None
     at.said = at.said.model_copy(update={"gpu_use": GpuUse(attempt=7, training=60.0, waiting=9e9)})
     at.look()
     assert at.bill["waiting"] == 36, "as before, since nobody tells"
-    at.report("Training", 5, training=1e300)
-    at.look()
+    at.tell("Training", 5, training=1e300)
     assert at.bill["held"] == sum(at.bill[name] for name in PARTS) == 480
 
 
@@ -264,8 +256,7 @@ def test_no_moment_counts_twice_however_often_the_clock_jumps() -> None:
     at.end("job-b-0", ExitCode.RANK_FAILED)
     for step in range(9):
         at.skew = 7
-        at.report("Training", step)
-        at.look()
+        at.tell("Training", step)
         at.skew = 0
         at.look()
     at.tick(7)
@@ -276,12 +267,9 @@ def test_no_moment_counts_twice_however_often_the_clock_jumps() -> None:
 
 def test_pods_without_gpus_are_nothing() -> None:
     at = World(device={"type": "cpu"})
-    at.look()
-    at.begin_all()
-    at.look()
+    at.begin_attempt()
     at.tick(100)
-    at.report("Training", 3, training=60.0)
-    at.look()
+    at.tell("Training", 3, training=60.0)
     assert at.status.usage is None
 
 

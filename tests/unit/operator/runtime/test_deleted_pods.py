@@ -28,7 +28,7 @@ def running() -> GRPOJobStatus:
     return see(see(GRPOJobStatus()), A, B)
 
 
-def failure_of(gone: ObservedPod) -> tuple[str, int]:
+def failure_of(gone: ObservedPod | None) -> tuple[str, int]:
     status = see(running(), A, RECREATED, gone=gone)
     return status.last_failure.reason, status.restarts.counted
 
@@ -40,7 +40,7 @@ def test_the_final_state_of_a_deleted_pod_names_the_cause_although_a_new_pod_has
     assert failure_of(refused) == ("UnexpectedAdmissionError", 0)
     stopped = replace(B, endings=(Ending(ended(ExitCode.STOPPED, "Stopped")),), deletion_time=NOW)
     assert failure_of(stopped) == ("PodReplaced", 1)
-    assert failure_of(replace(B, deletion_time=NOW)) == ("PodReplaced", 1)
+    assert failure_of(replace(B, deletion_time=NOW)) == failure_of(None) == ("PodReplaced", 1)
 
 
 def test_a_deleted_pod_of_another_attempt_is_ignored() -> None:
