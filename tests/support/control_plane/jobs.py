@@ -1,5 +1,6 @@
 """Jobs and observed pods for unit tests of the operator."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,6 +9,7 @@ from grpo_operator.api.status import MemberOutcome
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.layout.job import Job
+from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Topology, plan_topology
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,6 +46,18 @@ def ended(exit_code: int, reason: str = "Done", at: datetime = NOW) -> MemberOut
 def observed(*pods: ObservedPod, **more: Any) -> Observed:
     """Return a job's observed state with these pods, and `more` of its fields."""
     return Observed(pods={each.name: each for each in pods}, **more)
+
+
+def pod_templates(made: Job, avoid: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the pod templates of a job's groups, by their names."""
+    children = manifests(made, plan_topology(made), 0, avoid)
+    sets = [child for child in children if child["kind"] == "StatefulSet"]
+    return {one["metadata"]["name"].removeprefix(f"{made.name}-"): one["spec"]["template"] for one in sets}
+
+
+def pod_specs(made: Job, avoid: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the pod specs of a job's groups, by their names."""
+    return {name: template["spec"] for name, template in pod_templates(made, avoid).items()}
 
 
 def world(**changes: Any) -> tuple[Job, Topology]:

@@ -6,18 +6,15 @@ from pathlib import Path
 import pytest
 
 from grpo_operator.api import names
-from grpo_operator.layout.manifests import manifests
 from support.control_plane.chart import render
-from support.control_plane.jobs import world
+from support.control_plane.jobs import job, pod_templates
 
-MONITORING = [
-    "metrics.enabled",
-    *(f"metrics.{o}.enabled" for o in ("serviceMonitor", "podMonitor", "prometheusRule", "grafanaDashboard")),
-]
+PARTS = ("serviceMonitor", "podMonitor", "prometheusRule", "grafanaDashboard")
 
 
 def _monitoring(*values: str) -> list[str]:
-    return [part for value in [*(f"{name}=true" for name in MONITORING), *values] for part in ("--set", value)]
+    everything = ("metrics.enabled=true", *(f"metrics.{part}.enabled=true" for part in PARTS))
+    return [f"--set={value}" for value in (*everything, *values)]
 
 
 def test_monitoring_is_off_by_default_and_can_all_be_switched_on(helm: Path) -> None:
@@ -40,11 +37,9 @@ def test_monitoring_is_off_by_default_and_can_all_be_switched_on(helm: Path) -> 
 
 
 def test_the_pod_monitor_matches_the_labels_and_the_port_of_launchers(helm: Path) -> None:
-    made, topology = world()
-    templates = [child["spec"]["template"] for child in manifests(made, topology, 0) if child["kind"] == "StatefulSet"]
     monitor = render(helm, *_monitoring())["PodMonitor"]["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]
-    for template in templates:
+    for template in pod_templates(job()).values():
         assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
         assert endpoint["port"] in [port["name"] for port in template["spec"]["containers"][0]["ports"]]
     label = endpoint["relabelings"][0]["sourceLabels"][0].removeprefix("__meta_kubernetes_pod_label_")

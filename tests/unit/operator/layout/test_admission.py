@@ -13,7 +13,7 @@ from grpo_operator.layout.admission import Allowed, find_fault
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import plan_topology
-from support.control_plane.jobs import job
+from support.control_plane.jobs import job, pod_specs
 
 LABEL = 63
 REVISION = len("-5b9f7c6d4c")
@@ -36,6 +36,10 @@ INIT = "spec.podTemplate.initContainers[1]"
 def _init(context: dict[str, Any], **more: Any) -> dict[str, Any]:
     container = {"name": "b", "image": "i", "securityContext": context, **more}
     return {"podTemplate": {"initContainers": [{"name": "a", "image": "i"}, container]}}
+
+
+def _volumes(*volumes: dict[str, Any]) -> dict[str, Any]:
+    return {"podTemplate": {"volumes": [*volumes]}}
 
 
 def _named(length: int, shape: dict[str, Any]) -> Job:
@@ -66,28 +70,19 @@ def test_the_group_whose_name_does_not_fit_is_named_with_the_limit() -> None:
 @pytest.mark.parametrize(
     ("spec", "where", "needed"),
     [
+        (_volumes({"name": "a", "emptyDir": {}}, HOST), "spec.podTemplate.volumes[1].hostPath", "host_path"),
         (
-            {"podTemplate": {"volumes": [{"name": "a", "emptyDir": {}}, HOST]}},
-            "spec.podTemplate.volumes[1].hostPath",
-            "host_path",
-        ),
-        (
-            {"trainer": {"groups": [{"name": "a", "gpus": 2, "podTemplate": {"volumes": [HOST]}}]}},
+            {"trainer": {"groups": [{"name": "a", "gpus": 2} | _volumes(HOST)]}},
             "spec.trainer.groups[0].podTemplate.volumes[0].hostPath",
             "host_path",
         ),
         (
-            {
-                "generation": {
-                    "topology": "Server",
-                    "server": {"groups": [{"name": "g", "gpus": 1, "podTemplate": {"volumes": [TOKEN]}}]},
-                }
-            },
+            {"generation": {"topology": "Server", "server": {"groups": [{"name": "g", "gpus": 1} | _volumes(TOKEN)]}}},
             "spec.generation.server.groups[0].podTemplate.volumes[0].projected.sources[1].serviceAccountToken",
             "service_account_token",
         ),
         (
-            {"podTemplate": {"volumes": [{"name": "c", "projected": {"sources": [{"podCertificate": {}}]}}]}},
+            _volumes({"name": "c", "projected": {"sources": [{"podCertificate": {}}]}}),
             "spec.podTemplate.volumes[0].projected.sources[0].podCertificate",
             "service_account_token",
         ),
@@ -145,7 +140,7 @@ def test_names_of_existing_objects_may_have_dots() -> None:
         cache={"claimName": dotted, "readOnly": True},
         podTemplate={"priorityClassName": dotted, "serviceAccountName": dotted},
     )
-    pod = manifests(made, plan_topology(made), 0)[-1]["spec"]["template"]["spec"]
+    pod = pod_specs(made)["a"]
     assert (pod["priorityClassName"], pod["serviceAccountName"]) == (dotted, dotted)
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes["data"]["persistentVolumeClaim"] == {"claimName": dotted}

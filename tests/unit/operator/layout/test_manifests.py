@@ -14,7 +14,7 @@ from grpo_operator.layout.job import Queue
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import plan_topology
 from grpo_spec.contract import Contract
-from support.control_plane.jobs import job, world
+from support.control_plane.jobs import job, pod_specs, world
 
 GROUPS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 8)), min_size=1, max_size=5)
 
@@ -41,13 +41,11 @@ def test_ranks_are_contiguous_and_unique_for_any_groups(shape: list[tuple[int, i
 def test_the_pods_of_the_contract_are_those_of_the_statefulsets(shape: list[tuple[int, int]]) -> None:
     made, topology = world(**_groups(shape))
     sets = [m for m in manifests(made, topology, 0) if m["kind"] == "StatefulSet"]
-    pods = {
-        f"{s['metadata']['name']}-{ordinal}": s["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][
-            "nvidia.com/gpu"
-        ]
-        for s in sets
-        for ordinal in range(s["spec"]["replicas"])
-    }
+    pods = {}
+    for one in sets:
+        (container,) = one["spec"]["template"]["spec"]["containers"]
+        for ordinal in range(one["spec"]["replicas"]):
+            pods[f"{one['metadata']['name']}-{ordinal}"] = container["resources"]["limits"]["nvidia.com/gpu"]
     assert pods == {member.pod: str(member.gpus) for member in topology.members}
 
 
@@ -97,7 +95,7 @@ def test_settings_that_clusters_ask_for_reach_the_pod() -> None:
         },
         trainer={"groups": [{"name": "a", "gpus": 7}, {"name": "b", "gpus": 7, "podTemplate": over}]},
     )
-    first, second = (one["spec"]["template"]["spec"] for one in manifests(made, plan_topology(made), 0)[-2:])
+    first, second = pod_specs(made).values()
     assert (first["runtimeClassName"], first["schedulerName"]) == ("nvidia", "volcano")
     jobs_pods = {"matchLabels": {names.LABEL_JOB_UID: "uid"}}
     assert [one["labelSelector"] for one in first["topologySpreadConstraints"]] == [jobs_pods, own]
@@ -113,9 +111,11 @@ def test_settings_that_clusters_ask_for_reach_the_pod() -> None:
 
 def test_groups_ask_for_slices_of_gpus_by_the_name_of_their_profile() -> None:
     slices = {"trainer": {"groups": [{"name": "a", "replicas": 2, "gpus": 1}]}}
-    *_, group = manifests(*world(device={"resourceName": "nvidia.com/mig-3g.40gb"}, **slices), 0)
-    resources = group["spec"]["template"]["spec"]["containers"][0]["resources"]
-    assert resources == {"limits": {"nvidia.com/mig-3g.40gb": "1"}, "requests": {"nvidia.com/mig-3g.40gb": "1"}}
+    made = job(device={"resourceName": "nvidia.com/mig-3g.40gb"}, **slices)
+    assert pod_specs(made)["a"]["containers"][0]["resources"] == {
+        "limits": {"nvidia.com/mig-3g.40gb": "1"},
+        "requests": {"nvidia.com/mig-3g.40gb": "1"},
+    }
 
 
 def test_elastic_engines_are_not_counted_in_a_gang() -> None:
@@ -161,7 +161,7 @@ def test_pods_look_for_nodes_near_the_jobs_other_pods_beside_what_the_user_asks(
     def affinity(**scheduling: str) -> dict:
         users = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
         made = job(scheduling=scheduling, podTemplate={"affinity": {"podAffinity": users, "podAntiAffinity": {"x": 1}}})
-        return manifests(made, plan_topology(made), 0, ["lost"])[-1]["spec"]["template"]["spec"]["affinity"]
+        return pod_specs(made, ["lost"])["b"]["affinity"]
 
     own = {"topologyKey": "rack", "labelSelector": {"matchLabels": {names.LABEL_JOB_UID: "uid"}}}
     key = "DuringSchedulingIgnoredDuringExecution"
@@ -187,7 +187,7 @@ def test_a_groups_pod_settings_are_merged_like_a_strategic_merge_patch() -> None
         },
         trainer={"groups": [{"name": "a", "gpus": 7, "podTemplate": over}]},
     )
-    template = manifests(made, plan_topology(made), 0)[-1]["spec"]["template"]["spec"]
+    template = pod_specs(made)["a"]
     container = template["containers"][0]
     assert template["nodeSelector"] == {"pool": "h100"}
     assert "tolerations" not in template
@@ -212,14 +212,12 @@ def test_nulls_remove_what_lies_below_and_items_without_a_key_are_kept() -> None
         },
         trainer={"groups": [{"name": "a", "gpus": 7, "podTemplate": over}]},
     )
-    template = manifests(made, plan_topology(made), 0)[-1]["spec"]["template"]["spec"]
-    assert template["containers"][0]["resources"] == {
-        "limits": {"nvidia.com/gpu": "7"},
-        "requests": {"nvidia.com/gpu": "7"},
-    }
+    template = pod_specs(made)["a"]
+    gpus = {"nvidia.com/gpu": "7"}
+    assert template["containers"][0]["resources"] == {"limits": gpus, "requests": gpus}
     assert "affinity" not in template
     assert template["volumes"][-4:] == [{"emptyDir": {}}, {"name": "v"}, {"emptyDir": {}}, {"name": {}}]
-    json.dumps(manifests(made, plan_topology(made), 0, ["lost-node"]))
+    json.dumps(pod_specs(made, ["lost-node"]))
 
 
 @pytest.mark.parametrize(
@@ -241,14 +239,12 @@ def test_settings_that_no_pod_has_are_refused_with_their_field(template: dict, f
 
 
 def test_a_cpu_job_requests_no_gpu_by_default() -> None:
-    made = job(device={"type": "cpu"})
-    assert manifests(made, plan_topology(made), 0)[-1]["spec"]["template"]["spec"]["containers"][0]["resources"] == {}
+    assert pod_specs(job(device={"type": "cpu"}))["b"]["containers"][0]["resources"] == {}
 
 
 def test_a_claim_template_replaces_the_extended_resource_in_its_group_alone() -> None:
     groups = [{"name": "a", "gpus": 2, "resourceClaimTemplateName": "two"}, {"name": "b", "gpus": 1}]
-    made = manifests(*world(trainer={"groups": groups}), attempt=0)
-    a, b = (one["spec"]["template"]["spec"] for one in made if one["kind"] == "StatefulSet")
+    a, b = pod_specs(job(trainer={"groups": groups})).values()
     assert a["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "two"}]
     assert a["containers"][0]["resources"] == {"claims": [{"name": "gpus"}]}
     assert "resourceClaims" not in b

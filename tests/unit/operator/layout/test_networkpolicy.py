@@ -3,20 +3,18 @@
 The test evaluates the policies itself: nothing on a test machine enforces them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import pytest
 
 from grpo_operator.api import names
-from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.downloads import download_job
-from grpo_operator.layout.job import Job
 from grpo_operator.layout.manifests import Manifest, manifests
 from grpo_operator.layout.policies import network_policies
 from grpo_operator.layout.topology import plan_topology
-from support.control_plane.jobs import spec
+from support.control_plane.jobs import job
 
 SERVER = {"topology": "Server", "server": {"groups": [{"name": "g", "replicas": 2, "gpus": 2}]}}
 NODE_LOCAL = {"topology": "NodeLocal", "nodeLocal": {"gpusPerNode": 2, "enginesPerNode": 2}}
@@ -38,27 +36,15 @@ class Pod:
 
 def _job(name: str, namespace: str, generation: dict[str, Any]) -> tuple[list[Pod], list[Manifest]]:
     groups = [{"name": "a", "gpus": 3}, {"name": "b", "gpus": 4}]
-    made = Job(
-        namespace=namespace,
-        name=name,
-        uid=f"uid-of-{namespace}-{name}",
-        generation=1,
-        spec=parse_spec(spec(generation=generation, trainer={"groups": groups}, **ENVIRONMENTS)),
-    )
+    made = job(generation=generation, trainer={"groups": groups}, **ENVIRONMENTS)
+    made = replace(made, namespace=namespace, name=name, uid=f"uid-of-{namespace}-{name}")
     topology = plan_topology(made)
     children = manifests(made, topology, 0)
     download = tuple(download_job(made, topology)["spec"]["template"]["metadata"]["labels"].items())
     pods = [Pod(namespace, f"{name}-download-x", download)]
-    pods += [
-        Pod(
-            namespace,
-            f"{child['metadata']['name']}-{ordinal}",
-            tuple(child["spec"]["template"]["metadata"]["labels"].items()),
-        )
-        for child in children
-        if child["kind"] == "StatefulSet"
-        for ordinal in range(child["spec"]["replicas"])
-    ]
+    for one in (child for child in children if child["kind"] == "StatefulSet"):
+        labels = tuple(one["spec"]["template"]["metadata"]["labels"].items())
+        pods += [Pod(namespace, f"{one['metadata']['name']}-{n}", labels) for n in range(one["spec"]["replicas"])]
     return pods, [child for child in children if child["kind"] == "NetworkPolicy"]
 
 
@@ -83,11 +69,8 @@ def _allowed(policies: list[Manifest], source: Pod, target: Pod, port: int) -> b
     Policies that select a pod add up; a peer without namespaceSelector is in the policy's namespace. A pod
     reaches itself.
     """
-    selecting = [
-        p["spec"]
-        for p in policies
-        if p["metadata"]["namespace"] == target.namespace and _selects(p["spec"]["podSelector"], target)
-    ]
+    here = [p["spec"] for p in policies if p["metadata"]["namespace"] == target.namespace]
+    selecting = [spec for spec in here if _selects(spec["podSelector"], target)]
     if not selecting or source == target:
         return True
     for rule in (rule for policy in selecting for rule in policy["ingress"]):
@@ -143,7 +126,5 @@ def test_the_fields_of_the_spec_leave_no_port_out_at_either_end() -> None:
 
 def test_trainer_pods_with_the_nodes_network_reach_environment_pods() -> None:
     """Most network plugins take them for no pods, so that a list of pods would shut them out."""
-    fields = spec(podTemplate={"hostNetwork": True}, **ENVIRONMENTS)
-    made = Job(namespace="ns", name="one", uid="u", generation=1, spec=parse_spec(fields))
-    *_, environments = network_policies(made)
+    *_, environments = network_policies(job(podTemplate={"hostNetwork": True}, **ENVIRONMENTS))
     assert environments["spec"]["ingress"] == [{"ports": [{"port": ENVIRONMENT, "protocol": "TCP"}]}]

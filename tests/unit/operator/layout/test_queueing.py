@@ -5,10 +5,9 @@ from typing import Any
 
 from grpo_operator.layout.admission import Allowed, find_fault
 from grpo_operator.layout.job import Job, Queue
-from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.queueing import flavors, read_admission, wanted_name, workload
 from grpo_operator.layout.topology import plan_topology
-from support.control_plane.jobs import job
+from support.control_plane.jobs import job, pod_templates
 from support.control_plane.passes import SERVER
 
 FLAVOR = {"spec": {"nodeLabels": {"pool": "h200"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}}
@@ -23,9 +22,8 @@ def granted(one: Job, **assigned: Any) -> Job:
     """Return the job with the admission of its Workload, whose assignments have these fields."""
     raw = workload(one, plan_topology(one))
     raw["metadata"]["uid"] = "w"
-    groups = [
-        {"name": group["name"], "flavors": {"nvidia.com/gpu": "h200"}, **assigned} for group in raw["spec"]["podSets"]
-    ]
+    assigned |= {"flavors": {"nvidia.com/gpu": "h200"}}
+    groups = [{"name": group["name"], **assigned} for group in raw["spec"]["podSets"]]
     updates = [{"name": "a", "labels": {"check": "a"}, "nodeSelector": {"node": "new"}}]
     raw["status"] = {
         "admission": {"clusterQueue": "cq", "podSetAssignments": groups},
@@ -33,12 +31,6 @@ def granted(one: Job, **assigned: Any) -> Job:
     }
     assert flavors(raw) == {"h200"}
     return replace(one, admission=read_admission(raw, {"h200": FLAVOR}))
-
-
-def templates(one: Job) -> dict[str, Any]:
-    """Return the pod templates of the job's groups."""
-    made = manifests(one, plan_topology(one), 0)
-    return {each["metadata"]["name"]: each["spec"]["template"] for each in made if each["kind"] == "StatefulSet"}
 
 
 def test_each_group_is_a_pod_set_with_the_resources_of_its_pods() -> None:
@@ -70,8 +62,7 @@ def test_only_what_kueue_reads_makes_another_request() -> None:
 
 
 def test_pods_get_what_flavors_and_checks_say() -> None:
-    pods = templates(granted(queued(podTemplate={"tolerations": [{"key": "mine"}]})))
-    a, b = pods["job-a"], pods["job-b"]
+    a, b = pod_templates(granted(queued(podTemplate={"tolerations": [{"key": "mine"}]}))).values()
     assert a["spec"]["nodeSelector"] == {"pool": "h200", "node": "new"}
     assert b["spec"]["nodeSelector"] == {"pool": "h200"}
     assert b["spec"]["tolerations"] == [{"key": "mine"}, {"key": "gpu", "operator": "Exists"}]
@@ -84,12 +75,12 @@ def test_topology_key_is_asked_of_kueue_which_then_places_each_pod() -> None:
     near = queued(scheduling={"topologyKey": "rack", "topologyPolicy": "Required"})
     (first, _) = workload(near, plan_topology(near))["spec"]["podSets"]
     assert first["topologyRequest"] == {"required": "rack", "podIndexLabel": "apps.kubernetes.io/pod-index"}
-    pod = templates(granted(near, topologyAssignment={"levels": ["rack"]}))["job-a"]
+    pod = pod_templates(granted(near, topologyAssignment={"levels": ["rack"]}))["a"]
     assert pod["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/topology"}]
     assert pod["metadata"]["annotations"]["kueue.x-k8s.io/podset-required-topology"] == "rack"
     assert pod["metadata"]["annotations"]["kueue.x-k8s.io/workload"] == wanted_name(near, plan_topology(near))
     assert "affinity" not in pod["spec"]
-    free = templates(granted(queued(), topologyAssignment={"levels": ["rack"]}))["job-a"]
+    free = pod_templates(granted(queued(), topologyAssignment={"levels": ["rack"]}))["a"]
     assert free["metadata"]["annotations"]["kueue.x-k8s.io/podset-unconstrained-topology"] == "true"
 
 

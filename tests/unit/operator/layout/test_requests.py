@@ -7,29 +7,19 @@ import pytest
 
 from grpo_operator.api.pod_requests import PodRequests, times
 from grpo_operator.layout.job import Job, Queue
-from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.queueing import workload
 from grpo_operator.layout.topology import plan_topology
-from support.control_plane.jobs import job
+from support.control_plane.jobs import job, pod_specs
 
 
 def _made(**changes: Any) -> Job:
     return replace(job(**changes), requests=PodRequests())
 
 
-def _resources(made: Job) -> dict[str, Any]:
-    children = manifests(made, plan_topology(made), 0)
-    pods = (child["spec"]["template"]["spec"] for child in children if child["kind"] == "StatefulSet")
-    return {pod["containers"][0]["resources"]["requests"]["cpu"]: pod["containers"][0]["resources"] for pod in pods}
-
-
 def _of_group(resources: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """Return the resources of one group of 8 GPUs."""
     groups = {"groups": [{"name": "a", "gpus": 8, "podTemplate": {"resources": resources or {}}}]}
-    made = _made(trainer=groups, **changes)
-    (pods,) = (child for child in manifests(made, plan_topology(made), 0) if child["kind"] == "StatefulSet")
-    found: dict[str, Any] = pods["spec"]["template"]["spec"]["containers"][0]["resources"]
-    return found
+    return pod_specs(_made(trainer=groups, **changes))["a"]["containers"][0]["resources"]
 
 
 def test_pods_request_cpu_and_memory_by_their_gpus_and_have_no_limit_of_it() -> None:
@@ -38,7 +28,10 @@ def test_pods_request_cpu_and_memory_by_their_gpus_and_have_no_limit_of_it() -> 
         "requests": {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "8"},
     }
     claimed = _made(trainer={"groups": [{"name": "a", "gpus": 2, "resourceClaimTemplateName": "two"}]})
-    assert _resources(claimed)["2"] == {"claims": [{"name": "gpus"}], "requests": {"cpu": "2", "memory": "8Gi"}}
+    assert pod_specs(claimed)["a"]["containers"][0]["resources"] == {
+        "claims": [{"name": "gpus"}],
+        "requests": {"cpu": "2", "memory": "8Gi"},
+    }
     assert _of_group(device={"type": "cpu"}) == {"requests": {"cpu": "100m", "memory": "256Mi"}}
 
 

@@ -7,20 +7,10 @@ import pytest
 
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.stored_spec import read_spec
-from grpo_operator.layout.job import Job
-from grpo_operator.layout.manifests import manifests
-from grpo_operator.layout.topology import plan_topology
-from support.control_plane.jobs import job, spec
+from support.control_plane.jobs import job, pod_specs, spec
 
 CLAIM = {"storage": {"claimName": "runs", "subPath": "team"}}
 EVERYWHERE = {"contract", "state", "tmp", "shm", "cache"}
-
-
-def _pods(made: Job) -> dict[str, dict[str, Any]]:
-    """Return the pod spec of each group."""
-    children = manifests(made, plan_topology(made), 0)
-    sets = (child for child in children if child["kind"] == "StatefulSet")
-    return {child["metadata"]["name"].removeprefix("job-"): child["spec"]["template"]["spec"] for child in sets}
 
 
 def _server(**group: Any) -> dict[str, Any]:
@@ -33,7 +23,7 @@ def _data(pod: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def test_trainers_have_the_storage_and_engines_do_not() -> None:
-    pods = _pods(job(generation=_server(), **CLAIM))
+    pods = pod_specs(job(generation=_server(), **CLAIM))
     for name in ("a", "b"):
         assert {one["name"] for one in pods[name]["volumes"]} == EVERYWHERE | {"data"}
         assert _data(pods[name]) == {"name": "data", "mountPath": "/data", "subPath": "team"}
@@ -41,11 +31,8 @@ def test_trainers_have_the_storage_and_engines_do_not() -> None:
     assert {one["name"] for one in pods["e"]["containers"][0]["volumeMounts"]} == EVERYWHERE
     for pod in pods.values():
         assert pod["automountServiceAccountToken"] is False
-        assert pod["containers"][0]["volumeMounts"][0] == {
-            "name": "contract",
-            "mountPath": "/etc/grpo",
-            "readOnly": True,
-        }
+        contract = {"name": "contract", "mountPath": "/etc/grpo", "readOnly": True}
+        assert pod["containers"][0]["volumeMounts"][0] == contract
 
 
 @pytest.mark.parametrize(
@@ -61,7 +48,7 @@ def test_trainers_have_the_storage_and_engines_do_not() -> None:
     ],
 )
 def test_engines_have_the_storage_where_the_job_names_it_for_them(changes: dict[str, Any], access: str | None) -> None:
-    pod = _pods(job(**{"generation": _server()} | CLAIM | changes))["e"]
+    pod = pod_specs(job(**{"generation": _server()} | CLAIM | changes))["e"]
     mount = _data(pod)
     assert (mount is not None) == (access is not None) == ("data" in {one["name"] for one in pod["volumes"]})
     assert access is None or (mount or {}).get("readOnly", False) == (access == "read")
@@ -79,7 +66,7 @@ def test_what_a_pod_knows_itself_by_is_the_operators_whatever_a_stored_spec_says
     stored = read_spec(spec(podTemplate=template), GRPOJobStatus(attempt=0))
     assert stored.fault is None
     made = replace(job(), spec=stored.spec)
-    for pod in _pods(made).values():
+    for pod in pod_specs(made).values():
         (container,) = pod["containers"]
         variables = {one["name"]: one for one in container["env"]}
         assert len(variables) == len(container["env"])

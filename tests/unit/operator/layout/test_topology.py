@@ -34,6 +34,14 @@ def _node_local(**settings: Any) -> dict[str, Any]:
     return {"generation": {"topology": "NodeLocal", "tensorParallel": tensor_parallel, "nodeLocal": settings}}
 
 
+def _group(
+    group: dict[str, Any] | None = None, server: dict[str, Any] | None = None, **generation: Any
+) -> dict[str, Any]:
+    """Return a spec with one group of engines."""
+    groups = [{"name": "gen", "gpus": 1} | (group or {})]
+    return {"generation": {"topology": "Server", "server": {"groups": groups} | (server or {}), **generation}}
+
+
 def _check_transfers(contract: Contract) -> None:
     """Assert that each transfer group has engines, and listens on the pod of its sender."""
     for index, group in enumerate(contract.transfers):
@@ -142,21 +150,13 @@ REFUSED = [
         "offloadOptimizer generating needs generation.topology Colocate: in other topologies vLLM has its own GPUs; "
         "none or cpu would work",
     ),
-    (
-        {"training": {"stop": ["</answer>"], "maxStaleness": 1}},
-        "training.stop needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
-    ),
-    (
-        {"training": {"stop": ["</answer>"]}, "generation": {"engine": "Transformers"}},
-        "training.stop needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
-    ),
-    (
-        {"training": {"routerReplay": True, "maxStaleness": 1}},
-        "training.routerReplay needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
-    ),
-    (
-        {"training": {"routerReplay": True}, "generation": {"engine": "Transformers"}},
-        "training.routerReplay needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
+    *(
+        (
+            {"training": {field: value} | training, "generation": generation},
+            f"training.{field} needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
+        )
+        for field, value in (("stop", ["</answer>"]), ("routerReplay", True))
+        for training, generation in (({"maxStaleness": 1}, {}), ({}, {"engine": "Transformers"}))
     ),
     (
         {"training": {"repetitionPenalty": 1.1}, "generation": {"engine": "Transformers"}},
@@ -171,13 +171,12 @@ REFUSED = [
         {"parallelism": {"offloadOptimizer": "cpu", "zeroStage": 0}},
         "offloadOptimizer cpu and coalesceGradReduction need zeroStage",
     ),
-    (
-        {"parallelism": {"offloadOptimizer": "cpu", "optimizerDtype": "bfloat16"}},
-        "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32",
-    ),
-    (
-        {"parallelism": {"offloadOptimizer": "cpu", "optimizerDtype": "int8"}},
-        "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32",
+    *(
+        (
+            {"parallelism": {"offloadOptimizer": "cpu", "optimizerDtype": dtype}},
+            "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32",
+        )
+        for dtype in ("bfloat16", "int8")
     ),
     (
         {"parallelism": {"optimizerDtype": "bfloat16"}, "model": {"name": "m", "dtype": "float32"}},
@@ -187,51 +186,21 @@ REFUSED = [
         _server((1, 1, None)) | {"rendezvous": {"port": 8000}},
         "rendezvous.port, rendezvous.statusPort and the ports of generation must all differ",
     ),
+    (_group(engine="Transformers"), "engine Transformers works only with topology Colocate"),
+    (_group({"name": "a"}), "groups of trainer.groups and generation.server.groups must have different names"),
     (
-        {
-            "generation": {
-                "engine": "Transformers",
-                "topology": "Server",
-                "server": {"groups": [{"name": "g", "gpus": 1}]},
-            }
-        },
-        "engine Transformers works only with topology Colocate",
-    ),
-    (
-        {"generation": {"topology": "Server", "server": {"groups": [{"name": "a", "gpus": 1}]}}},
-        "groups of trainer.groups and generation.server.groups must have different names",
-    ),
-]
-REFUSED += [
-    (
-        {
-            "lora": {"push": "adapters"},
-            "generation": {
-                "topology": "Server",
-                "server": {"groups": [{"name": "gen", "gpus": 1, "replicas": 2, "podsPerEngine": 2}]},
-            },
-        },
+        _group({"replicas": 2, "podsPerEngine": 2}) | {"lora": {"push": "adapters"}},
         "lora.push adapters needs podsPerEngine 1 in all generation.server.groups",
     ),
-]
-REFUSED += [
+    (_group({"replicas": 3, "podsPerEngine": 2}), "podsPerEngine must divide replicas, the number of pods"),
     (
-        {"generation": {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1} | group]} | more}},
-        fault,
-    )
-    for group, more, fault in (
-        ({"replicas": 3, "podsPerEngine": 2}, {}, "podsPerEngine must divide replicas, the number of pods"),
-        (
-            {"replicas": 3, "podsPerEngine": 3, "tensorParallel": 4},
-            {},
-            "tensorParallel must divide gpus x podsPerEngine",
-        ),
-        (
-            {"replicas": 2, "podsPerEngine": 2},
-            {"elastic": {"maxReplicas": 2}},
-            "podsPerEngine of the first group must be 1 with elastic",
-        ),
-    )
+        _group({"replicas": 3, "podsPerEngine": 3, "tensorParallel": 4}),
+        "tensorParallel must divide gpus x podsPerEngine",
+    ),
+    (
+        _group({"replicas": 2, "podsPerEngine": 2}, {"elastic": {"maxReplicas": 2}}),
+        "podsPerEngine of the first group must be 1 with elastic",
+    ),
 ]
 
 
