@@ -48,6 +48,17 @@ class Selection:
         return {"type": "DELETED", "object": _at(change.before, change.version)}
 
 
+def disturb(events: list[Object], at: int, how: str) -> None:
+    """Lose, repeat or exchange one of the events that are under way, of which there is one at least."""
+    first, second = at % len(events), (at + 1) % len(events)
+    if how == "lose":
+        del events[first]
+    elif how == "repeat":
+        events.insert(second, events[first])
+    else:
+        events[first], events[second] = events[second], events[first]
+
+
 class Store:
     """Objects are never changed in place. `time` returns the time of now as a timestamp."""
 

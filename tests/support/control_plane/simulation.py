@@ -24,6 +24,7 @@ from support.control_plane.simulated_truth import Truth
 from support.control_plane.virtual_time import VirtualTimeLoop
 
 JOBS = ("a", "b")
+DRAINED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 
 
 class Simulation:
@@ -128,6 +129,17 @@ class Simulation:
                 self.truth.harm(pod, says=True)
                 self.cluster.end_container(pod, code, "RankFailed" if code == ExitCode.RANK_FAILED else "PeerLost")
                 code = ExitCode.PEER_LOST
+
+    def take_away(self, pod: Object, how: str) -> None:
+        """Let a pod go as its user does ("user", "force"), a drain, or its kubelet."""
+        if how == "force":
+            self.cluster.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
+        elif how in ("pressure", "own limit"):
+            self.cluster.evict_by_kubelet(pod, own_fault=how == "own limit")
+        elif how == "refused":
+            self.cluster.refuse(pod)
+        else:
+            self.cluster.delete_pod(pod, **DRAINED if how == "drain" else {})
 
     def lose_or_return(self, node: str) -> None:
         """Cut a node off, if it is not the last one, or bring it back."""

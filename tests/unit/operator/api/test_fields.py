@@ -40,13 +40,9 @@ def test_rewards_of_an_evaluation_are_as_those_of_the_job() -> None:
     assert PROPERTIES["grpojob.spec.evaluation.rewards"]["items"] == PROPERTIES["grpojob.spec.rewards"]["items"]
 
 
-def test_every_property_at_every_depth_is_described() -> None:
+def test_every_property_at_every_depth_is_described_in_sentences() -> None:
     assert len(PROPERTIES) > 250
-    assert [path for path, field in PROPERTIES.items() if not field.get("description", "").strip()] == []
-
-
-def test_descriptions_are_sentences() -> None:
-    assert [path for path, field in PROPERTIES.items() if not field["description"].endswith((".", "..."))] == []
+    assert [path for path, field in PROPERTIES.items() if not field.get("description", "").endswith(".")] == []
 
 
 def keys(node: Any) -> Iterator[str]:

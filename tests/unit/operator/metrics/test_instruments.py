@@ -1,7 +1,6 @@
 """The operator's metrics: passes, queue, status lag, children, restarts and jobs. The queue is real, passes are not."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -10,6 +9,7 @@ from grpo_operator.metrics.instruments import Instruments
 from grpo_operator.metrics.jobs import PHASES, WatchedJob
 from grpo_operator.runtime.errors import ConflictError
 from grpo_operator.runtime.workqueue import WorkQueue
+from support.control_plane.virtual_time import in_virtual_time
 
 OF_JOB = {"namespace": "ns", "grpojob": "job"}
 
@@ -22,18 +22,13 @@ def watched(phase: str, name: str = "job", **status: object) -> WatchedJob:
     return WatchedJob.read("ns", name, {"phase": phase, **status})
 
 
-async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110  # counters set no event
-            await asyncio.sleep(0.01)
-
-
 def _open() -> asyncio.Event:
     gate = asyncio.Event()
     gate.set()
     return gate
 
 
+@in_virtual_time
 async def test_passes_are_counted_by_result_and_back_offs_while_they_last() -> None:
     instruments, outcomes = Instruments(), iter([RuntimeError("no luck"), ConflictError("changed"), 0.01, None])
     failing: list[float | None] = []
@@ -47,7 +42,7 @@ async def test_passes_are_counted_by_result_and_back_offs_while_they_last() -> N
 
     queue = WorkQueue(work, instruments, gate=_open())
     queue.wake("a")
-    await _until(lambda: not queue.keys)
+    await asyncio.sleep(60)
     results = ("error", "conflict", "requeue_after", "success")
     counts = [value(instruments.registry, "reconcile_duration_seconds_count", result=result) for result in results]
     assert counts == [1.0, 1.0, 1.0, 1.0]
@@ -57,6 +52,7 @@ async def test_passes_are_counted_by_result_and_back_offs_while_they_last() -> N
     await queue.close()
 
 
+@in_virtual_time
 async def test_depth_counts_passes_that_wait_for_a_slot() -> None:
     instruments, go = Instruments(), asyncio.Event()
 
@@ -66,21 +62,24 @@ async def test_depth_counts_passes_that_wait_for_a_slot() -> None:
     queue = WorkQueue(work, instruments, gate=_open(), limit=2)
     for key in range(5):
         queue.wake(key)
-    await _until(lambda: value(instruments.registry, "workqueue_active") == 2.0)
+    await asyncio.sleep(60)
+    assert value(instruments.registry, "workqueue_active") == 2.0
     assert value(instruments.registry, "workqueue_depth") == 3.0
     go.set()
-    await _until(lambda: not queue.keys)
+    await asyncio.sleep(60)
     assert value(instruments.registry, "workqueue_depth") == 0.0
     assert value(instruments.registry, "workqueue_active") == 0.0
     await queue.close()
 
 
+@in_virtual_time
 async def test_depth_does_not_count_passes_cancelled_while_they_wait() -> None:
     instruments, never = Instruments(), asyncio.Event()
     queue = WorkQueue(lambda _: never.wait(), instruments, gate=_open(), limit=1)  # type: ignore[arg-type]
     for key in range(3):
         queue.wake(key)
-    await _until(lambda: value(instruments.registry, "workqueue_depth") == 2.0)
+    await asyncio.sleep(60)
+    assert value(instruments.registry, "workqueue_depth") == 2.0
     await queue.close()
     assert value(instruments.registry, "workqueue_depth") == 0.0
 

@@ -18,10 +18,12 @@ from grpo_operator.api import names
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode
 from support.control_plane.memory_api import failure
-from support.control_plane.simulated_cluster import NAMESPACE, NODES
+from support.control_plane.memory_store import disturb
+from support.control_plane.simulated_cluster import NODES
 from support.control_plane.simulation import Simulation
 
 JOBS = st.sampled_from(["a", "a", "a", "b"])
+KINDS = st.sampled_from(["Pod", "StatefulSet", names.KIND])
 OPERATORS = st.integers(0, 1)
 WHICH = st.integers(0, 7)
 POLICY = {"backoffSeconds": 2, "maxBackoffSeconds": 4, "nodeLostSeconds": 30, "hangSeconds": 100}
@@ -130,14 +132,8 @@ class Passes(RuleBasedStateMachine):
             pod = pods[which % len(pods)]
             if how in ("restart", "sick"):
                 cluster.disturb_environments(pod, sick=how == "sick")
-            elif how == "pressure":
-                cluster.evict_by_kubelet(pod, own_fault=False)
-            elif how == "force":
-                cluster.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
-            elif how == "drain":
-                cluster.delete_pod(pod, type="DisruptionTarget", status="True", reason="EvictionByEvictionAPI")
             else:
-                cluster.delete_pod(pod)
+                self.world.take_away(pod, how)
         self.world.go_on(seconds)
 
     @rule(name=JOBS)
@@ -153,18 +149,7 @@ class Passes(RuleBasedStateMachine):
     def a_pod_is_taken_away(self, which: int, how: str) -> None:
         if (pod := self.world.pod(which)) is not None:
             self.world.truth.harm(pod)
-            if how == "force":
-                self.world.cluster.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
-            elif how in ("pressure", "own limit"):
-                self.world.cluster.evict_by_kubelet(pod, own_fault=how == "own limit")
-            elif how == "refused":
-                self.world.cluster.refuse(pod)
-            elif how == "drain":
-                self.world.cluster.delete_pod(
-                    pod, type="DisruptionTarget", status="True", reason="EvictionByEvictionAPI"
-                )
-            else:
-                self.world.cluster.delete_pod(pod)
+            self.world.take_away(pod, how)
 
     @rule(node=st.sampled_from(NODES), name=JOBS, done=st.booleans())
     def a_node_is_lost_or_returns_or_a_job_is_done(self, node: str, name: str, done: bool) -> None:
@@ -205,9 +190,7 @@ class Passes(RuleBasedStateMachine):
     def a_watch_begins_to_lag(self, which: int, kind: str) -> None:
         self.world.operators[which].api.held_kinds.add(kind)
 
-    @rule(
-        which=OPERATORS, kind=st.sampled_from(["Pod", "StatefulSet", names.KIND]), number=st.none() | st.integers(1, 3)
-    )
+    @rule(which=OPERATORS, kind=KINDS, number=st.none() | st.integers(1, 3))
     def a_watch_catches_up(self, which: int, kind: str, number: int | None) -> None:
         if number is None:
             self.world.operators[which].api.held_kinds.discard(kind)
@@ -215,27 +198,22 @@ class Passes(RuleBasedStateMachine):
             stream.let_through(number)
         self.world.wait()
 
-    @rule(which=OPERATORS, kind=st.sampled_from(["Pod", "StatefulSet", names.KIND]), how=st.sampled_from("eb2lx"))
+    @rule(which=OPERATORS, kind=KINDS, how=st.sampled_from(["ends", "breaks", "expires", "lose", "exchange"]))
     def a_watch_is_disturbed(self, which: int, kind: str, how: str) -> None:
-        if how in "eb2":
-            self.world.stop_watches(which, kind, {"e": "ends", "b": "breaks", "2": "expires"}[how])
-        for stream in self.world.watches(which, kind) if kind != names.KIND else ():
-            if how == "l":
-                del stream.pending[:1]
-            elif how == "x":
-                stream.pending[:2] = stream.pending[1::-1]
+        if how in ("ends", "breaks", "expires"):
+            self.world.stop_watches(which, kind, how)
+        elif kind != names.KIND:
+            for stream in self.world.watches(which, kind):
+                if stream.pending:
+                    disturb(stream.pending, 0, how)
 
     @rule(seconds=st.sampled_from([0.3, 1.0, 2.0, 5.0, 40.0, 200.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.wait(seconds)
 
-    @rule(seconds=st.integers(1, 8))
-    def nothing_new_happens(self, seconds: int) -> None:
-        self.world.go_on(seconds)
-
-    @rule(seconds=st.integers(5, 15))
-    def nothing_new_happens_for_longer(self, seconds: int) -> None:
-        self.world.go_on(seconds, garbage=True)
+    @rule(seconds=st.integers(1, 15), garbage=st.booleans())
+    def nothing_new_happens(self, seconds: int, garbage: bool) -> None:
+        self.world.go_on(seconds, garbage=garbage)
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

@@ -21,7 +21,7 @@ from grpo_operator.runtime.kept import Key
 from grpo_operator.runtime.mirror import DisorderError, Mirror
 from grpo_operator.runtime.scopes import Scope
 from support.control_plane.children import MANAGED, bare_job, child, end, mark, truth
-from support.control_plane.memory_store import Change, Object, Selection, Store
+from support.control_plane.memory_store import Change, Object, Selection, Store, disturb
 
 KINDS = ("Pod", "ConfigMap", "StatefulSet")
 NAMESPACES, JOBS = ("one", "two"), ("a", "b")
@@ -236,14 +236,8 @@ class Disturbed(Followed):
         index = self._watched(which)
         if index is None or not self.pending[index]:
             return
-        self.may_miss_ends, self.are_events_lost, pending = True, True, self.pending[index]
-        first, second = at % len(pending), (at + 1) % len(pending)
-        if how == "lose":
-            del pending[first]
-        elif how == "repeat":
-            pending.insert(second, pending[first])
-        else:
-            pending[first], pending[second] = pending[second], pending[first]
+        self.may_miss_ends = self.are_events_lost = True
+        disturb(self.pending[index], at, how)
 
     def _tell(self, index: int, event: Object) -> None:
         try:

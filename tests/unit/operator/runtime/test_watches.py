@@ -20,6 +20,7 @@ from grpo_operator.runtime.watches import RELIST_SECONDS
 from support.control_plane.children import child
 from support.control_plane.followed import KEYS, KINDS, LAST_BACKOFF, FollowedServer
 from support.control_plane.memory_api import END, Stream, failure
+from support.control_plane.memory_store import disturb
 from support.control_plane.virtual_time import VirtualTimeLoop
 
 BROKEN = (aiohttp.ClientPayloadError("cut off"), TimeoutError(), ValueError("no JSON"), failure(500, "etcd"))
@@ -131,16 +132,9 @@ class Disturbed(Followed):
     @rule(which=st.integers(0, 9), at=st.integers(0, 3), how=st.sampled_from(["lose", "repeat", "exchange"]))
     def events_are_disturbed(self, which: int, at: int, how: str) -> None:
         stream = self._stream(which)
-        if stream is None or not stream.pending:
-            return
-        self.disturbed, events = True, stream.pending
-        first, second = at % len(events), (at + 1) % len(events)
-        if how == "lose":
-            del events[first]
-        elif how == "repeat":
-            events.insert(second, events[first])
-        else:
-            events[first], events[second] = events[second], events[first]
+        if stream is not None and stream.pending:
+            self.disturbed = True
+            disturb(stream.pending, at, how)
 
     def settle(self) -> None:
         for _ in range(3):
