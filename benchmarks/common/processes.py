@@ -18,6 +18,7 @@ from grpo_cli.local.processes import free_ports
 
 _PR_SET_CHILD_SUBREAPER = 36
 GRACE = 30.0  # seconds for the kernel to end a killed process
+DRIVER = 120.0  # more seconds for the driver to free its GPU's memory, which what runs next would lack
 
 
 @contextmanager
@@ -35,18 +36,15 @@ def ended_with() -> Iterator[None]:
     try:
         yield
     finally:
-        while left := [child for child in _running() if child not in before]:
+        while left := [child for child in psutil.Process().children(recursive=True) if child not in before]:
             for child in left:
                 _kill(child)
             _, late = psutil.wait_procs(left, timeout=GRACE)
             if alive := [child for child in late if _status(child) != psutil.STATUS_ZOMBIE]:
                 raise RuntimeError(f"killed, and still there: {', '.join(map(str, alive))}")
+            psutil.wait_procs(late, timeout=DRIVER)
+            before.update(late)
         signal.signal(signal.SIGTERM, handler)
-
-
-def _running() -> list[psutil.Process]:
-    """Return the processes below this one, without zombies: the driver may take a minute to free a GPU's memory."""
-    return [child for child in psutil.Process().children(recursive=True) if _status(child) != psutil.STATUS_ZOMBIE]
 
 
 def _status(process: psutil.Process) -> str:

@@ -61,6 +61,29 @@ def test_nothing_outlives_a_benchmark(then: str, tmp_path: Path) -> None:
             benchmark.kill()  # or leaving the block would wait for it
 
 
+LEAVES_A_THREAD = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+WAITS_FOR_A_THREAD = """
+import subprocess, sys, time
+from benchmarks.common.processes import ended_with
+with ended_with():
+    started = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=-3, stderr=-3)  # DEVNULL
+    while "State:\\tZ" not in open(f"/proc/{started.pid}/status").read():
+        time.sleep(0.01)
+    print(started.pid)
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_is_ended_too() -> None:
+    """So looks one whose threads still free a GPU's memory, which the next run would otherwise lack."""
+    command = [sys.executable, "-c", WAITS_FOR_A_THREAD, LEAVES_A_THREAD]
+    done = subprocess.run(command, env=ENVIRON, text=True, capture_output=True, check=True, timeout=300)
+    assert not psutil.pid_exists(int(done.stdout))
+
+
 @pytest.mark.parametrize(
     ("spec", "seconds", "reason"),
     [
