@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection
 
 DYING_SECONDS = 2.0
 """Time for a process to end after it has closed its socket, or got a signal."""
 _STACK_LINES = 8
+_CALLERS = ('"<', "/grpo_workload/", "/asyncio/", "/importlib/")
+"""What stands in the names of files that call users' code, and say nothing to users."""
 
 
 def how_it_ended(code: int, memory_limit: str) -> str:
@@ -22,13 +23,14 @@ def how_it_ended(code: int, memory_limit: str) -> str:
     return f"ended with exit code {code}"
 
 
-def last_stack(dump: bytes, own_files: Collection[str]) -> str:
+def last_stack(dump: bytes) -> str:
     """Return the main thread's stack in what faulthandler wrote, to append to a message; empty if there is none.
 
-    Args:
-        dump: what it wrote.
-        own_files: files of ours, whose frames say nothing to users.
+    The user's own function is on the message's first line, which statuses show; what it has called is below.
     """
     own = re.search(r"^Current thread .*\n((?:  File .*\n?)+)", dump.decode(errors="replace"), re.MULTILINE)
-    frames = [line for line in own[1].splitlines() if not any(file in line for file in own_files)] if own else []
-    return "\n".join(["; it was at", *frames[:_STACK_LINES]]) if frames else ""
+    frames = [line for line in own[1].splitlines() if not any(part in line for part in _CALLERS)] if own else []
+    if not frames:
+        return ""
+    where = re.sub(r' *File "(.*)", line (\d+) in (.*)', r"; it was in \3 (\1:\2)", frames[-1])
+    return "\n".join([where, *frames[-_STACK_LINES - 1 : -1]])

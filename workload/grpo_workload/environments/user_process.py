@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any
 
 from grpo_spec.errors import ConfigError
-from grpo_workload.environments import user_worker
 from grpo_workload.environments.endings import DYING_SECONDS, how_it_ended, last_stack
 from grpo_workload.environments.sandbox import passed_environment
 
@@ -66,7 +65,7 @@ class UserProcess:
                 f"{field}.env: {missing[0]} is not set in the pods that run it; set it in their podTemplate.env, or "
                 "envFrom"
             )
-        self._module, self._memory_limit = module, memory_limit
+        self._memory_limit = memory_limit
         passed = passed_environment(environ, asked)
         self.withheld = tuple(sorted(environ.keys() - passed.keys()))  # what the rank has and this process has not
         self.socket, theirs = socket.socketpair()
@@ -105,7 +104,7 @@ class UserProcess:
         self._stacks.seek(0)
         dump = self._stacks.read(1 << 16)
         self.close()
-        return last_stack(dump, (str(self._module.__file__), str(user_worker.__file__)))
+        return last_stack(dump)
 
     def stop(self, seconds: float) -> None:
         """Close the socket, and give the process some seconds to end what it started; then `close`."""

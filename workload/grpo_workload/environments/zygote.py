@@ -177,7 +177,7 @@ class _Zygote:
             _kill_group(one.pid)
             code = os.waitstatus_to_exitcode(os.waitpid(one.pid, 0)[1])
             one.stacks.seek(0)
-            stack = last_stack(one.stacks.read(1 << 16), (os.path.dirname(__file__), "<string>"))
+            stack = last_stack(one.stacks.read(1 << 16))
             one.stacks.close()
             _say(one.connection, {"number": 0, "ended": how_it_ended(code, self._orders.memory_limit), "stack": stack})
             del self._children[number]

@@ -113,7 +113,7 @@ def describe_error(error_file: Path, logs: Sequence[Path], *, traceback: bool = 
         if tail := end_of(log, TAIL_BYTES):
             # The first of faulthandler's stacks is the newest thread's and says most.
             dump = next((number for number, line in enumerate(tail) if line.startswith("Timeout (")), -TAIL_LINES)
-            return "\n".join(["the end of its log is", *tail[dump:][:TAIL_LINES]])
+            return "\n".join(["the end of its log:", *tail[dump:][:TAIL_LINES]])
     return "it left no log"
 
 
@@ -187,7 +187,7 @@ class Ranks:
         at = error_file.stat().st_mtime if error_file.exists() else ended
         error = describe_error(error_file, logs, traceback=code not in EXPLAINED) if code not in CLEAN_EXITS else ""
         if not error_file.exists() and (entered := read_phase(self._place.state_dir, rank)):
-            error = f"in phase {entered[0]}; {error}"
+            error = ("\n" if "\n" in error else "; ").join([f"in phase {entered[0]}", error])
         return RankExit(rank=rank, code=code, at=at, error=error, asked=self._asked)
 
     def raised(self) -> tuple[int, float] | None:

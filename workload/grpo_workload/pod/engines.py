@@ -85,7 +85,7 @@ class EngineProcess:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         hint = " (probably out of memory: raise resources.limits.memory)" if code == -signal.SIGKILL else ""
         first = f"; its first error is {self._first_error}" if self._first_error else ""
-        return f"engine {self.engine.name} {how}{hint}{first}; the end of its log is\n" + "\n".join(self._tail)
+        return f"engine {self.engine.name} {how}{hint}{first}\nthe end of its log:\n" + "\n".join(self._tail)
 
     async def weight_version(self) -> str | None:
         """Return the version of the engine's weights; None if its core does not answer, as one that hangs."""

@@ -150,11 +150,11 @@ async def test_an_object_with_an_async_call_is_accepted():
         ("times_out_itself", r"rewards\[mine\] raised TimeoutError: no answer from the judge"),
         (
             "hangs",
-            r"rewards\[mine\] was not done with 2 completions within 1 s: .* raise its timeoutSeconds; it was at\n"
-            r'(  File .*\n)+  File .*user_rewards.py", line \d+ in hangs\n  File "<string>"',
+            r"rewards\[mine\] was not done with 2 completions within 1 s: .* raise its timeoutSeconds; it was in hangs "
+            r"\(.*user_rewards.py:\d+\)",
         ),
         ("hangs_too", r"rewards\[mine\] was not done with 2 completions within 1 s"),
-        ("backtracks", r"(?s)rewards\[mine\] was not done .*user_rewards.py\", line \d+ in backtracks"),
+        ("backtracks", r"rewards\[mine\] was not done .*; it was in backtracks \(.*user_rewards.py:\d+\)\n  File"),
         ("fails", r"rewards\[mine\] raised KeyError: 'colour' \(.*user_rewards.py:\d+\)"),
         (
             "takes_all",
@@ -163,8 +163,8 @@ async def test_an_object_with_an_async_call_is_accepted():
         ),
         (
             "crashes",
-            r"(?s)rewards\[mine\]: its process was killed by SIGSEGV .* with 2 completions; it was at"
-            r".*user_rewards.py\", .* in crashes",
+            r"rewards\[mine\]: its process was killed by SIGSEGV .* with 2 completions; it was in crashes "
+            r"\(.*user_rewards.py:\d+\)",
         ),
         ("leaves", r"rewards\[mine\]: its process ended with exit code 0 with 2 completions"),
         ("is_killed", r"rewards\[mine\]: its process was killed by SIGKILL \(probably the pod ran out of memory"),
