@@ -7,6 +7,7 @@ import queue
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def print_logs(kube: Kube, job: str, *, rank: int | None, role: str | None, tail
     wanted = _Wanted(found, rank, role)
     out = console()
     pods = wanted.of(kube.pods(found))
-    if not pods and rank is None and role in (None, "trainer") and _print_kept(kube, found):
+    if not pods and rank is None and role in (None, "trainer") and _print_kept(kube, found, tail):
         return
     if not pods:
         raise _no_pods(found, role)
@@ -57,7 +58,7 @@ def print_logs(kube: Kube, job: str, *, rank: int | None, role: str | None, tail
         raise CliError("no pod has a log: see the reasons above", Exit.NOT_FOUND)
 
 
-def _print_kept(kube: Kube, job: Object) -> bool:
+def _print_kept(kube: Kube, job: Object, tail: int | None) -> bool:
     """Print the ends of logs that a job whose pods are gone has kept on its claim; return whether there were any."""
     with tempfile.TemporaryDirectory(prefix="grpo-logs-") as there:
         folder = Path(there)
@@ -65,7 +66,7 @@ def _print_kept(kube: Kube, job: Object) -> bool:
             return False
         colours, out = _Colours(), console()
         for pod, text in kept_logs(folder).items():
-            for line in text.splitlines():
+            for line in deque(text.splitlines(), maxlen=tail):
                 out.print(colours.render(Line("", pod, line)), soft_wrap=True)
         return True
 

@@ -107,9 +107,13 @@ def test_files_that_cannot_be_fetched_are_one_line(
         finished.fetch(kube, job, here, lambda _: None)
 
 
-@pytest.mark.parametrize("has_logs", [True, False])
+@pytest.mark.parametrize(("has_logs", "tail"), [(True, None), (True, 1), (True, 0), (False, None)])
 def test_logs_of_a_job_whose_pods_are_gone_are_those_that_its_claim_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_logs: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    has_logs: bool,
+    tail: int | None,
 ) -> None:
     folder = Path(shutil.copytree(RUN, tmp_path / "team/math/u"))
     if has_logs:
@@ -125,9 +129,9 @@ def test_logs_of_a_job_whose_pods_are_gone_are_those_that_its_claim_keeps(
     monkeypatch.setattr(Kube, "job", lambda *_: job)
     monkeypatch.setattr(Kube, "pods", lambda *_: [])
     with nullcontext() if has_logs else pytest.raises(CliError, match="has no pods; logs are deleted with their pods"):
-        logs.print_logs(kube, "math", rank=None, role=None, tail=None, previous=False)
-    printed = "math-node-0 | attempt 0: boom\nmath-node-0 | no luck\n" if has_logs else ""
-    assert capsys.readouterr().out == printed
+        logs.print_logs(kube, "math", rank=None, role=None, tail=tail, previous=False)
+    printed = ["math-node-0 | attempt 0: boom", "math-node-0 | no luck"][-2 if tail is None else 2 - tail :]
+    assert capsys.readouterr().out.splitlines() == (printed if has_logs else [])
 
 
 def test_repeated_steps_start_a_new_generation() -> None:
