@@ -215,9 +215,10 @@ async def test_an_engine_is_an_earlier_attempts_until_its_pod_lets_it_go_on(
         await client.is_ready()
         found["weight_version"] = "8"
         assert await client.identify() == f"engine-3.{started}.abcd", "also when this attempt has pushed to it"
-        found["data"] = [{"id": "engine-3.1.ffff"}]
-        with pytest.raises(EngineError, match="is an earlier attempt's"):
-            await client.identify()
+        for other in ("engine-3.1.ffff", "somebody-elses"):
+            found["data"] = [{"id": other}]
+            with pytest.raises(EngineError, match="is an earlier attempt's"):
+                await client.identify()
 
 
 async def test_an_engine_inside_an_update_finishes_it_before_the_next() -> None:

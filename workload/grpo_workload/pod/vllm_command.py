@@ -157,8 +157,8 @@ def _new_name(engine: Engine, attempt: int) -> str:
 
 
 def attempt_of(name: str) -> str:
-    """Return the attempt in which an engine of this name was started."""
-    return name.split(".")[-2]
+    """Return the attempt in which an engine of this name was started; an empty text for a name that is none of ours."""
+    return "".join(name.split(".")[-2:-1])
 
 
 def as_flags(arguments: Mapping[str, JsonValue]) -> list[str]:
