@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ def ask(program: str, asked: Mapping[str, Any]) -> Any:
     """Return what a program of the workload answers; CliError if it fails."""
     done = subprocess.run([sys.executable, "-m", program], input=json.dumps(asked), capture_output=True, text=True)
     if done.returncode:
-        *_, last = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise CliError(f"the check ended with exit code {done.returncode}: {last}", Exit.INVALID)
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        # The text of an exception may have further lines.
+        said = [line for line in lines if re.match(r"[\w.]+: ", line)] or lines
+        raise CliError(f"the check ended with exit code {done.returncode}: {said[-1]}", Exit.INVALID)
     return json.loads(done.stdout)

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 from transformers import AutoConfig
 
 from grpo_cli.commands.check_model import EXAMPLES, lines
+from grpo_cli.errors import CliError
 from grpo_cli.local import programs
 from grpo_cli.main import main
 from support.families import FAMILIES, SIZES
@@ -71,3 +72,10 @@ def test_jobs_that_differ_in_an_aspect_are_named() -> None:
         "push unknown (two): d",
         "memory works: m",
     ]
+
+
+def test_of_a_program_that_fails_the_exception_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no_hub.py").write_text("raise OSError('the hub does not answer.\\nSee the guide.')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(CliError, match=r"exit code 1: OSError: the hub does not answer\.$"):
+        programs.ask("no_hub", {})
