@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 CURES = {
-    "RankFailed": "read the log lines; SIGKILL is usually memory: raise podTemplate.resources.limits.memory",
+    "RankFailed": "read the message and the end of the log lines: they name what failed, and often what to change",
     "RepeatedFailure": "read the log lines and correct the code or the row that they name; a restart meets it again",
     "UnexpectedAdmissionError": "nothing, if a device plugin restarts; otherwise the kubelet's log on node NODE",
     "OutOfMemory": "nothing: the next attempt has smaller micro-batches; docs/training.md says what leaves more memory",

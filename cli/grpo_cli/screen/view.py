@@ -184,7 +184,8 @@ def _warning(status: GRPOJobStatus) -> str:
     if degraded is None or degraded.status != "True":
         return ""
     cure = CURES.get(degraded.reason)
-    return f"{degraded.reason}: {degraded.message}" + (f". To do: {cure}" if cure else "")
+    end = "" if degraded.message.endswith("?") else "."
+    return f"{degraded.reason}: {degraded.message}" + (f"{end} To do: {cure}" if cure else "")
 
 
 def _restarts(job: Object, status: GRPOJobStatus) -> str:
