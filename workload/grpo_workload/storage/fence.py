@@ -39,31 +39,40 @@ class Fence:
         Raises:
             SupersededError: another pod holds the attempt, or a newer attempt holds the fence; says which one, and
                 what happens next.
+            OSError: the volume is full, read-only, or not this user's; it is the first thing that a run writes.
         """
         fence = cls(run_dir / "fence", attempt, pod_uid)
-        fence.folder.mkdir(parents=True, exist_ok=True)
-        fence.check()
-        path = fence.folder / f"{_PREFIX}{attempt}"
+        try:
+            fence._take()
+        except OSError as error:
+            said = f"cannot write to the run's folder as user {os.getuid()}: {error.strerror}"
+            raise OSError(error.errno, said, str(error.filename or run_dir)) from error
+        fence.check()  # a newer attempt may have taken it in between
+        return fence
+
+    def _take(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.check()
+        path = self.folder / f"{_PREFIX}{self.attempt}"
         try:
             # O_EXCL: of two pods that arrive at once only one creates the file, on NFS as on a local disk.
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             holder = _holder(path)
-            if holder != pod_uid:
+            if holder != self.pod_uid:
                 raise SupersededError(
-                    f"attempt {attempt} of this job is held by pod uid {holder}, and this is pod uid {pod_uid}: one "
-                    f"replaced the other. Nothing was published; the operator continues the job with attempt "
-                    f"{attempt + 1}"
+                    f"attempt {self.attempt} of this job is held by pod uid {holder}, and this is pod uid "
+                    f"{self.pod_uid}: one replaced the other. Nothing was published; the operator continues the job "
+                    f"with attempt {self.attempt + 1}"
                 ) from None
         else:
-            record = {"attempt": attempt, "podUid": pod_uid, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            record = {"attempt": self.attempt, "podUid": self.pod_uid, "at": now}
             with os.fdopen(descriptor, "w") as file:
                 json.dump(record, file)
                 file.flush()
                 os.fsync(file.fileno())
-            sync(fence.folder)
-        fence.check()  # a newer attempt may have taken it in between
-        return fence
+            sync(self.folder)
 
     def check(self) -> None:
         """Raise SupersededError if a newer attempt has taken the fence."""

@@ -77,3 +77,9 @@ def test_a_fence_file_left_empty_by_a_kill_still_counts(tmp_path):
         fence.check()
     with pytest.raises(SupersededError, match=r"attempt 2 of this job is held by pod uid unknown"):
         Fence.take(tmp_path, 2, "uid-b")
+
+
+def test_a_volume_that_cannot_be_written_is_named_with_the_user(tmp_path):
+    (tmp_path / "run").write_text("no folder")
+    with pytest.raises(NotADirectoryError, match=r"cannot write to the run's folder as user \d+: .*/run/fence'$"):
+        Fence.take(tmp_path / "run", 0, "uid-a")
