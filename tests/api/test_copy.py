@@ -25,6 +25,12 @@ from support.control_plane.operators import Jobs, bind_claim, make_job
 from support.trainer.launchers import free_ports
 
 Grpo = Callable[..., Result]
+UNBOUND = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "later"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "no"},
+}
 
 
 @pytest.fixture
@@ -50,9 +56,8 @@ def pods(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
                 process.wait()
             there = {ROOT: str(volume), str(asked): str(port)}
             command = seen[-1]["spec"]["containers"][0]["command"]
-            running.append(
-                subprocess.Popen([sys.executable, *(there.get(word, word) for word in command[1:])], cwd="/")
-            )
+            words = [sys.executable, *(there.get(word, word) for word in command[1:])]
+            running.append(subprocess.Popen(words, cwd="/"))
         assert asked == PORT
         return http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
 
@@ -143,19 +148,13 @@ def test_what_is_refused_says_why_before_or_with_the_pod(
     unfit = grpo("cp", str(tmp_path / "rows"), "runs:new/")
     assert (unfit.exit_code, "claim runs: " in _error(unfit)) == (1, True)
 
-    unbound = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": "1Gi"}},
-        "storageClassName": "no",
-    }
-    jobs.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "later"}, "spec": unbound})
+    jobs.apply(UNBOUND)
     monkeypatch.setattr(served_claim, "START_SECONDS", 2)
     late = grpo("cp", str(tmp_path / "rows"), "later:")
     assert late.exit_code == 124
     assert "unbound" in _error(late)
 
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
-    jobs.apply(quota)
+    jobs("create", "quota", "none", "--hard=pods=0")
     jobs("wait", "resourcequota/none", "--for=jsonpath={.status.hard.pods}=0", "--timeout=30s")
     refused = grpo("cp", str(tmp_path / "rows"), "runs:")
     assert refused.exit_code == 2
@@ -167,13 +166,11 @@ def test_what_is_refused_says_why_before_or_with_the_pod(
 def test_the_pod_is_deleted_when_the_command_is_interrupted(
     jobs: Jobs, kubeconfig: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "no"}
-    jobs.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "later"}, "spec": claim})
+    jobs.apply(UNBOUND)
     (tmp_path / "rows").write_text("1")
     command = [sys.executable, "-m", "grpo_cli", "cp", str(tmp_path / "rows"), "later:", "-n", jobs.namespace]
-    process = subprocess.Popen(
-        command, env=os.environ | {"KUBECONFIG": str(kubeconfig)}, stderr=subprocess.PIPE, text=True
-    )
+    environ = os.environ | {"KUBECONFIG": str(kubeconfig)}
+    process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert "pod grpo-cp-" in process.stderr.readline()
     assert len(_left(jobs)) == 1

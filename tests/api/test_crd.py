@@ -21,39 +21,48 @@ from support.control_plane.refused_episodes import ACCEPTED, REFUSED
 from support.paths import EXAMPLES
 
 GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps": 5}
-
-
+RULE = {"name": "r", "reasons": ["NodeLost", "OOMkilled"], "action": "RestartFree"}
+PLAIN = {"engine": "Transformers"}
 REWARDS = [{"name": "right", "accuracy": {}}, {"name": "brief", "function": "mine:brief", "weight": 0.5}]
 WRITTEN = [
     *(("learningRate", text) for text in ("2e-5", "2E-5", ".5", "1_0e-7", "'2e-5'", "1:30", "+1e-6", "0x1")),
-    *(
-        ("maxSteps", text)
-        for text in ("5", "5.0", "5e1", "0o17", "017", "0b11", "1_000", "!!int 5", "'5'", "09", "5.5")
-    ),
+    *(("maxSteps", text) for text in ("5", "5.0", "5e1", "0o17", "017", "0b11", "1_000", "'5'", "09", "5.5")),
+    ("maxSteps", "!!int 5"),
     *(("maskTruncatedCompletions", text) for text in ("yes", "On", "TRUE", "1", "'yes'", "y", "~", "!!bool no")),
 ]
 """Fields of `training`, and how people write their values."""
 
+
+def reward(**fields: object) -> dict:
+    """Return a change of a job: its only reward."""
+    return {"rewards": [{"name": "r"} | fields]}
+
+
+def engines(elastic: dict | None = None, **group: int) -> dict:
+    """Return a change of a job: engines of their own."""
+    server = {"groups": [{"name": "gen", "gpus": 1} | group]} | ({"elastic": elastic} if elastic else {})
+    return {"generation": {"topology": "Server", "server": server}}
+
+
+RLOO = {"advantageEstimator": "rloo", "multiObjectiveAggregation": "normalize_then_sum"}
+ROWS = {"name": "d", "config": "c"}
+SECRET = {"everySteps": 1, "uploadTo": "s3://key:secret@models"}
+TWICE = {"name": "g", "environments": ["e", "e"]}
+OVER_PODS = {"replicas": 2, "podsPerEngine": 2}
 UNREAD = [
     ({"model": {"path": "/m", "name": None, "revision": "v1"}}, "revision needs name"),
     ({"dataset": {"path": "/d", "config": "main"}}, "config needs name"),
     ({"dataset": GYM["dataset"] | {"split": "test"}}, "split needs name or path"),
+    (reward(format={"tags": ["a"]}, memoryLimit="1Gi"), "memoryLimit needs function, factory or accuracy"),
     (
-        {"rewards": [{"name": "r", "format": {"tags": ["a"]}, "memoryLimit": "1Gi"}]},
-        "memoryLimit needs function, factory or accuracy",
-    ),
-    (
-        {"rewards": [{"name": "r", "softOverlong": {"maxLength": 1024, "cacheLength": 256}}]},
+        reward(softOverlong={"maxLength": 1024, "cacheLength": 256}),
         "maxLength less cacheLength must be less than training.maxCompletionLength",
     ),
     ({"storage": {"export": {"everySteps": 5, "lora": "adapters"}}}, "storage.export.lora adapters needs lora"),
-    (
-        {"failurePolicy": {"rules": [{"name": "r", "reasons": ["NodeLost", "OOMkilled"], "action": "RestartFree"}]}},
-        "reasons must be written as in status.lastFailure.reason",
-    ),
+    ({"failurePolicy": {"rules": [RULE]}}, "reasons must be written as in status.lastFailure.reason"),
     ({"network": {"rdmaCount": 4}}, "rdmaCount needs rdmaResource"),
     (
-        {"generation": {"engine": "Transformers", "engineArgs": {"enforce_eager": True}}},
+        {"generation": PLAIN | {"engineArgs": {"enforce_eager": True}}},
         "engine Transformers has none of vLLM's settings",
     ),
     ({"generation": {"maxModelLen": 256}}, "maxModelLen must be more than training.maxCompletionLength"),
@@ -65,155 +74,108 @@ UNREAD = [
 """Settings that nothing would read, or that could not have the effect that they are set for."""
 
 
-def engines_over_pods(elastic: dict | None = None, **group: int) -> dict:
-    """Return a change of a job: an engine over two pods."""
-    groups = [{"name": "gen", "gpus": 1, "replicas": 2, "podsPerEngine": 2} | group]
-    return {
-        "generation": {"topology": "Server", "server": {"groups": groups} | ({"elastic": elastic} if elastic else {})}
-    }
+OF_TRAINING: list[tuple[dict, str]] = [
+    ({"numGenerations": 1}, "spec.training.numGenerations in body should be greater than or equal to 2"),
+    (
+        {"maxStaleness": 1, "stepsPerGeneration": 2},
+        "maxStaleness over 0 needs stepsPerGeneration 1 and numIterations 1",
+    ),
+    ({"lossType": "cispo"}, "epsilonHigh is the largest ratio itself, at least 1"),
+    ({"lossType": "sapo", "delta": 4}, "bound the ratio in their own way: delta must not be set"),
+    ({"lossType": "gmpo", "importanceSamplingLevel": "sequence"}, "importanceSamplingLevel token would work"),
+    ({"epsilonHigh": 3, "delta": 4}, "delta must be more than 1 + epsilonHigh (or 1 + epsilon)"),
+    (RLOO, "advantageEstimator other than grpo needs multiObjectiveAggregation sum_then_normalize"),
+    ({"klInReward": True}, "klInReward needs beta over 0"),
+    ({"maxStaleness": 1, "maxResampleTimes": 1}, "maxStaleness over 0 needs maxResampleTimes 0"),
+    ({"presencePenalty": 0.5, "maxStaleness": 1}, "presencePenalty and frequencyPenalty need maxStaleness 0"),
+    ({"syncRefModel": True}, "syncRefModel needs beta over 0"),
+    ({"loss": "no_module"}, "spec.training.loss in body should match"),
+    ({"lrSchedulerType": "constant", "warmupSteps": 5}, "constant has no warm-up"),
+    ({"lrSchedulerKwargs": {"power": 2}}, "other values of lrSchedulerType take none"),
+    ({"learningRate": 0}, "spec.training.learningRate in body should be greater than 0"),
+    ({"learning_rate": 1e-6}, 'unknown field "spec.training.learning_rate"'),
+]
+BAD = [
+    ({"model": {"name": "a", "path": "/b"}}, "spec.model: Invalid value: exactly one of name, path must be set"),
+    ({"dataset": {}}, "spec.dataset: Invalid value: exactly one of name, path, reasoningGym must be set"),
+    ({"dataset": {"name": "d", "promptTemplate": "no place"}}, "promptTemplate must contain {prompt}"),
+    (reward(), "exactly one of accuracy, environment, exactMatch, "),
+    (reward(accuracy={}, env=["KEY"]), "env needs function or factory: built-in rewards read no variables"),
+    (
+        reward(softOverlong={"maxLength": 4, "cacheLength": 5}),
+        "cacheLength must not be more than maxLength; 4 would work",
+    ),
+    ({"rewards": []}, "spec.rewards in body should have at least 1 items"),
+    *(({"training": fields}, complaint) for fields, complaint in OF_TRAINING),
+    ({"training": {"syncRefModel": True, "beta": 0.1}, "lora": {"r": 8}}, "syncRefModel needs a job without lora"),
+    ({"lora": {"path": "/data/sft", "modulesToSave": ["lm_head"]}}, "path needs push merged"),
+    (engines() | {"lora": {"loadIn4Bit": True, "push": "adapters"}}, "loadIn4Bit needs push merged"),
+    (
+        {"lora": {"loadIn4Bit": True}, "parallelism": {"zeroStage": 3}},
+        "lora.loadIn4Bit needs parallelism.zeroStage 0, 1 or 2",
+    ),
+    (
+        {"device": {"type": "cpu"}, "model": {"name": "m", "dtype": "float16"}},
+        "model.dtype float16 needs device.type cuda",
+    ),
+    (
+        engines() | {"parallelism": {"offloadOptimizer": "generating"}},
+        "parallelism.offloadOptimizer generating needs generation.topology Colocate",
+    ),
+    (
+        {"lora": {"targetModules": ["all-linear", "lm_head"]}},
+        "targetModules must be either all-linear or names of modules",
+    ),
+    (
+        {"lora": {"targetModules": ["o_proj"], "modulesToSave": ["o_proj"]}},
+        "a module must not be in both targetModules and modulesToSave",
+    ),
+    ({"rendezvous": {"port": 2000, "statusPort": 2000}}, "port and statusPort must differ"),
+    (
+        {"podTemplate": {"env": [{"name": "RANK", "value": "7"}]}},
+        "spec.podTemplate.env[0]: Invalid value: the operator and the launcher set this variable",
+    ),
+    ({"trainer": {"groups": [{"name": "a", "gpus": 1}] * 2}}, "spec.trainer.groups[1]: Duplicate value: "),
+    ({"trainer": {"groups": [{"name": "a", "gpus": 0}]}}, "gpus in body should be greater than or equal to 1"),
+    ({"podTemplate": {"hostPID": True}}, 'unknown field "spec.podTemplate.hostPID"'),
+    (
+        {"scheduling": {"timeoutSeconds": 601}},
+        "scheduling.timeoutSeconds must be at most rendezvous.timeoutSeconds, after which pods that run give up on "
+        "those that have no node; 600 would work",
+    ),
+    ({"cache": {"readOnly": True}}, "readOnly needs claimName"),
+    ({"dataset": ROWS, "evaluation": GYM | {"dataset": ROWS}}, "evaluation.dataset has the same rows as dataset"),
+    ({"evaluation": GYM | {"temperature": 0, "numGenerations": 2}}, "temperature 0 needs evaluation.numGenerations 1"),
+    (
+        {"evaluation": GYM | reward(stopped={}, timeoutSeconds=601)},
+        "evaluation.rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds, after which the other "
+        "ranks give up; 600 would work",
+    ),
+    ({"storage": {"export": SECRET}}, "spec.storage.export.uploadTo in body should match"),
+    ({"storage": {"claimName": "a..b"}}, "spec.storage.claimName in body should match"),
+    ({"image": "my image:1"}, "spec.image in body should match"),
+    ({"device": {"resourceName": "gpu"}}, "spec.device.resourceName in body should match"),
+    ({"scheduling": {"topologyKey": "the rack"}}, "spec.scheduling.topologyKey in body should match"),
+    ({"generation": {"kvCacheMemory": "0Gi"}}, "spec.generation.kvCacheMemory in body should match"),
+    (engines(podsPerEngine=2, replicas=3), "podsPerEngine must divide replicas, the number of pods"),
+    (engines(**OVER_PODS, tensorParallel=4), "tensorParallel must divide gpus x podsPerEngine"),
+    (
+        engines(elastic={"maxReplicas": 2}, **OVER_PODS),
+        "podsPerEngine of the first group must be 1 with elastic, which counts single pods",
+    ),
+    (
+        engines(**OVER_PODS) | {"lora": {"push": "adapters"}},
+        "lora.push adapters needs podsPerEngine 1 in all generation.server.groups",
+    ),
+    *UNREAD,
+    *REFUSED,
+    ({"tools": [{"function": "a:f"}] * 2}, "spec.tools[1]: Duplicate value: "),
+    ({"environments": [{"name": "e", "factory": "m:E"}] * 2}, "spec.environments[1]: Duplicate value: "),
+    ({"environmentPods": {"groups": [TWICE]}}, "spec.environmentPods.groups[0].environments[1]: Duplicate value: "),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"model": {"name": "a", "path": "/b"}}, "spec.model: Invalid value: exactly one of name, path must be set"),
-        ({"dataset": {}}, "spec.dataset: Invalid value: exactly one of name, path, reasoningGym must be set"),
-        ({"dataset": {"name": "d", "promptTemplate": "no place"}}, "promptTemplate must contain {prompt}"),
-        ({"rewards": [{"name": "r"}]}, "exactly one of accuracy, environment, exactMatch, "),
-        (
-            {"rewards": [{"name": "r", "accuracy": {}, "env": ["KEY"]}]},
-            "env needs function or factory: built-in rewards read no variables",
-        ),
-        (
-            {"rewards": [{"name": "a", "softOverlong": {"maxLength": 4, "cacheLength": 5}}]},
-            "cacheLength must not be more than maxLength; 4 would work",
-        ),
-        ({"rewards": []}, "spec.rewards in body should have at least 1 items"),
-        (
-            {"training": {"numGenerations": 1}},
-            "spec.training.numGenerations in body should be greater than or equal to 2",
-        ),
-        (
-            {"training": {"maxStaleness": 1, "stepsPerGeneration": 2}},
-            "maxStaleness over 0 needs stepsPerGeneration 1 and numIterations 1",
-        ),
-        (
-            {"training": {"lossType": "cispo"}},
-            "epsilonHigh is the largest ratio itself, at least 1",
-        ),
-        ({"training": {"lossType": "sapo", "delta": 4}}, "bound the ratio in their own way: delta must not be set"),
-        (
-            {"training": {"lossType": "gmpo", "importanceSamplingLevel": "sequence"}},
-            "importanceSamplingLevel token would work",
-        ),
-        ({"training": {"epsilonHigh": 3, "delta": 4}}, "delta must be more than 1 + epsilonHigh (or 1 + epsilon)"),
-        (
-            {"training": {"advantageEstimator": "rloo", "multiObjectiveAggregation": "normalize_then_sum"}},
-            "advantageEstimator other than grpo needs multiObjectiveAggregation sum_then_normalize",
-        ),
-        ({"lora": {"path": "/data/sft", "modulesToSave": ["lm_head"]}}, "path needs push merged"),
-        (
-            {
-                "lora": {"loadIn4Bit": True, "push": "adapters"},
-                "generation": {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}},
-            },
-            "loadIn4Bit needs push merged",
-        ),
-        (
-            {"lora": {"loadIn4Bit": True}, "parallelism": {"zeroStage": 3}},
-            "lora.loadIn4Bit needs parallelism.zeroStage 0, 1 or 2",
-        ),
-        ({"training": {"klInReward": True}}, "klInReward needs beta over 0"),
-        ({"training": {"maxStaleness": 1, "maxResampleTimes": 1}}, "maxStaleness over 0 needs maxResampleTimes 0"),
-        (
-            {"training": {"presencePenalty": 0.5, "maxStaleness": 1}},
-            "presencePenalty and frequencyPenalty need maxStaleness 0",
-        ),
-        ({"training": {"syncRefModel": True}}, "syncRefModel needs beta over 0"),
-        ({"training": {"syncRefModel": True, "beta": 0.1}, "lora": {"r": 8}}, "syncRefModel needs a job without lora"),
-        ({"training": {"loss": "no_module"}}, "spec.training.loss in body should match"),
-        ({"training": {"lrSchedulerType": "constant", "warmupSteps": 5}}, "constant has no warm-up"),
-        ({"training": {"lrSchedulerKwargs": {"power": 2}}}, "other values of lrSchedulerType take none"),
-        ({"training": {"learningRate": 0}}, "spec.training.learningRate in body should be greater than 0"),
-        ({"training": {"learning_rate": 1e-6}}, 'unknown field "spec.training.learning_rate"'),
-        (
-            {"device": {"type": "cpu"}, "model": {"name": "m", "dtype": "float16"}},
-            "model.dtype float16 needs device.type cuda",
-        ),
-        (
-            {
-                "parallelism": {"offloadOptimizer": "generating"},
-                "generation": {"topology": "Server", "server": {"groups": [{"name": "gen", "gpus": 1}]}},
-            },
-            "parallelism.offloadOptimizer generating needs generation.topology Colocate",
-        ),
-        (
-            {"lora": {"targetModules": ["all-linear", "lm_head"]}},
-            "targetModules must be either all-linear or names of modules",
-        ),
-        (
-            {"lora": {"targetModules": ["o_proj"], "modulesToSave": ["o_proj"]}},
-            "a module must not be in both targetModules and modulesToSave",
-        ),
-        ({"rendezvous": {"port": 2000, "statusPort": 2000}}, "port and statusPort must differ"),
-        (
-            {"podTemplate": {"env": [{"name": "RANK", "value": "7"}]}},
-            "spec.podTemplate.env[0]: Invalid value: the operator and the launcher set this variable",
-        ),
-        (
-            {"trainer": {"groups": [{"name": "a", "gpus": 1}, {"name": "a", "gpus": 2}]}},
-            "spec.trainer.groups[1]: Duplicate value: ",
-        ),
-        ({"trainer": {"groups": [{"name": "a", "gpus": 0}]}}, "gpus in body should be greater than or equal to 1"),
-        ({"podTemplate": {"hostPID": True}}, 'unknown field "spec.podTemplate.hostPID"'),
-        (
-            {"scheduling": {"timeoutSeconds": 601}},
-            "scheduling.timeoutSeconds must be at most rendezvous.timeoutSeconds, after which pods that run give up on "
-            "those that have no node; 600 would work",
-        ),
-        ({"cache": {"readOnly": True}}, "readOnly needs claimName"),
-        (
-            {"dataset": {"name": "d", "config": "c"}, "evaluation": GYM | {"dataset": {"name": "d", "config": "c"}}},
-            "evaluation.dataset has the same rows as dataset",
-        ),
-        (
-            {"evaluation": GYM | {"temperature": 0, "numGenerations": 2}},
-            "temperature 0 needs evaluation.numGenerations 1",
-        ),
-        (
-            {"evaluation": GYM | {"rewards": [{"name": "r", "stopped": {}, "timeoutSeconds": 601}]}},
-            "evaluation.rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds, after which the other "
-            "ranks give up; 600 would work",
-        ),
-        (
-            {"storage": {"export": {"everySteps": 1, "uploadTo": "s3://key:secret@models"}}},
-            "spec.storage.export.uploadTo in body should match",
-        ),
-        ({"storage": {"claimName": "a..b"}}, "spec.storage.claimName in body should match"),
-        ({"image": "my image:1"}, "spec.image in body should match"),
-        ({"device": {"resourceName": "gpu"}}, "spec.device.resourceName in body should match"),
-        ({"scheduling": {"topologyKey": "the rack"}}, "spec.scheduling.topologyKey in body should match"),
-        ({"generation": {"kvCacheMemory": "0Gi"}}, "spec.generation.kvCacheMemory in body should match"),
-        (engines_over_pods(replicas=3), "podsPerEngine must divide replicas, the number of pods"),
-        (engines_over_pods(tensorParallel=4), "tensorParallel must divide gpus x podsPerEngine"),
-        (
-            engines_over_pods(elastic={"maxReplicas": 2}),
-            "podsPerEngine of the first group must be 1 with elastic, which counts single pods",
-        ),
-        (
-            engines_over_pods() | {"lora": {"push": "adapters"}},
-            "lora.push adapters needs podsPerEngine 1 in all generation.server.groups",
-        ),
-        *UNREAD,
-        *REFUSED,
-        ({"tools": [{"function": "a:f"}] * 2}, "spec.tools[1]: Duplicate value: "),
-        ({"environments": [{"name": "e", "factory": "m:E"}] * 2}, "spec.environments[1]: Duplicate value: "),
-        (
-            {"environmentPods": {"groups": [{"name": "g", "environments": ["e", "e"]}]}},
-            "spec.environmentPods.groups[0].environments[1]: Duplicate value: ",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "complaint"), BAD)
 def test_a_bad_spec_is_refused_with_its_field(jobs: Jobs, change: dict, complaint: str) -> None:
     with pytest.raises(RuntimeError) as refusal:
         jobs.apply(make_job("bad", **change))
@@ -292,35 +254,28 @@ def test_a_spec_is_stored_as_written_its_defaults_are_in_the_status_and_every_fi
     jobs.apply(written)
     jobs.wait_for("defaults", "Accepted", "True")
     stored = jobs.get("grpo", "defaults")
-    stored["spec"]["trainer"]["groups"] = [
-        group for group in stored["spec"]["trainer"]["groups"] if group.pop("podTemplate") == {}
-    ]
+    for group in stored["spec"]["trainer"]["groups"]:
+        assert group.pop("podTemplate") == {}
     assert {name: value for name, value in stored["spec"].items() if value != {}} == written["spec"]
     defaults = stored["status"]["defaults"]
     assert (defaults["training"]["lossType"], defaults["generation"]["topology"]) == ("dapo", "Colocate")
-    assert defaults["evaluation"]["rewards"] == {
-        "weight": 1,
-        "accuracy": {},
-        "memoryLimit": "8Gi",
-        "timeoutSeconds": 300,
-    }
+    rewards = {"weight": 1, "accuracy": {}, "memoryLimit": "8Gi", "timeoutSeconds": 300}
+    assert defaults["evaluation"]["rewards"] == rewards
     shown = " ".join(jobs("explain", "grpojob.spec.training.numGenerations").split())
     assert "completions sampled for each prompt (GRPO's group). Default: 8." in shown
+
+
+CORE_KINDS = ("SecurityContext", "Container", "PodSpec")
 
 
 def test_fields_of_pod_templates_and_keys_of_their_lists_are_those_of_a_pod(jobs: Jobs) -> None:
     schemas = json.loads(jobs("get", "--raw", "/openapi/v3/api/v1"))["components"]["schemas"]
     core = "io.k8s.api.core.v1"
-    theirs = (
-        schemas["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"]["properties"]
-        | schemas[f"{core}.SecurityContext"]["properties"]
-        | schemas[f"{core}.Container"]["properties"]
-        | schemas[f"{core}.PodSpec"]["properties"]
-    )
+    kinds = ("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta", *(f"{core}.{kind}" for kind in CORE_KINDS))
+    theirs = {name: field for kind in kinds for name, field in schemas[kind]["properties"].items()}
     ours = whole_schema()["properties"]["spec"]["properties"]["podTemplate"]["properties"]
-    assert {name: field["type"] for name, field in ours.items()} == {
-        name: theirs[name].get("type", "object") for name in ours
-    }
+    types = {name: theirs[name].get("type", "object") for name in ours}
+    assert {name: field["type"] for name, field in ours.items()} == types
     keys = {name: theirs[name].get("x-kubernetes-patch-merge-key") for name in ours}
     assert {name: key for name, key in keys.items() if key} == MERGE_KEYS
 
@@ -333,9 +288,8 @@ def test_a_section_has_one_owner_and_what_it_leaves_out_is_not_set(jobs: Jobs) -
         jobs(*arguments, stdin=json.dumps(changed))
         training = jobs.get("grpo", "owned")["spec"]["training"]
         assert training == {"maxSteps": 7} | learning
-    (owner,) = json.loads(jobs("get", "grpo", "owned", "-o", "json", "--show-managed-fields"))["metadata"][
-        "managedFields"
-    ]
+    stored = json.loads(jobs("get", "grpo", "owned", "-o", "json", "--show-managed-fields"))
+    (owner,) = stored["metadata"]["managedFields"]
     assert owner["fieldsV1"]["f:spec"]["f:training"] == {}
 
 
@@ -345,34 +299,32 @@ def test_spec_is_free_until_the_job_has_started_and_frozen_after(jobs: Jobs) -> 
     jobs.apply(make_job("frozen", storage={"claimName": None}))
     jobs.wait_for("frozen", "Accepted", "True")
 
-    def patch(spec: str) -> None:
-        jobs("patch", "grpo", "frozen", "--type=merge", "-p", f'{{"spec": {spec}}}')
-
-    with pytest.raises(
-        RuntimeError, match=r": training\.maxSteps cannot change once the job has started; create another"
-    ):
-        patch('{"training": {"maxSteps": 7}}')
-    with pytest.raises(RuntimeError, match=r": dataset\.reasoningGym\.size rewards storage\.export cannot change once"):
-        patch(
-            '{"dataset": {"reasoningGym": {"size": 3}}, "rewards": [{"name": "r", "stopped": {}}],'
-            ' "storage": {"export": {"everySteps": 5}}}'
-        )
-    with pytest.raises(
-        RuntimeError, match=r": podTemplate\.labels can change only while the job is suspended; set suspend"
-    ):
-        patch('{"podTemplate": {"labels": {"team": "research"}}}')
-    with pytest.raises(RuntimeError, match=r": generation\.maxModelLen can change only while the job is suspended"):
-        patch('{"generation": {"maxModelLen": 2048}}')
+    labelled = {"podTemplate": {"labels": {"team": "research"}}}
+    frozen: list[tuple[dict, str]] = [
+        ({"training": {"maxSteps": 7}}, ": training.maxSteps cannot change once the job has started; create another"),
+        (
+            {"dataset": {"reasoningGym": {"size": 3}}, "storage": {"export": {"everySteps": 5}}} | reward(stopped={}),
+            ": dataset.reasoningGym.size rewards storage.export cannot change once",
+        ),
+        (labelled, ": podTemplate.labels can change only while the job is suspended; set suspend"),
+        ({"generation": {"maxModelLen": 2048}}, ": generation.maxModelLen can change only while the job is suspended"),
+        ({"scheduling": {"gang": "Native"}}, ": scheduling.gang can change only while the job is suspended"),
+        ({"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy cannot change"),
+        ({"lora": {"r": 8}}, ": lora cannot change once the job has started"),
+        (
+            {"failurePolicy": {"onGenerationFailure": "RestartGeneration"}},
+            "can change to or from RestartGeneration only while the job is suspended",
+        ),
+    ]
+    for change, complaint in frozen:
+        with pytest.raises(RuntimeError, match=re.escape(complaint)):
+            jobs.edit("frozen", **change)
+    beside = '{"spec": {"training": {"maxSteps": 7}}, "status": {"phase": "Other"}}'
     with pytest.raises(RuntimeError, match="cannot change once the job has started"):  # a status beside it is ignored
-        patch('{"training": {"maxSteps": 7}}, "status": {"phase": "Other"}')
-    with pytest.raises(RuntimeError, match="managedBy cannot change"):
-        patch('{"managedBy": "kueue.x-k8s.io/multikueue"}')
-    with pytest.raises(RuntimeError, match=": lora cannot change once the job has started"):
-        patch('{"lora": {"r": 8}}')
-    with pytest.raises(RuntimeError, match="can change to or from RestartGeneration only while the job is suspended"):
-        patch('{"failurePolicy": {"onGenerationFailure": "RestartGeneration"}}')
-    patch('{"failurePolicy": {"maxRestarts": 9, "onGenerationFailure": "Fail"}, "activeDeadlineSeconds": 3600}')
-    patch('{"ttlSecondsAfterFinished": 60, "scheduling": {"timeoutSeconds": 60}, "suspend": true}')
+        jobs("patch", "grpo", "frozen", "--type=merge", "-p", beside)
+    policy = {"maxRestarts": 9, "onGenerationFailure": "Fail"}
+    jobs.edit("frozen", failurePolicy=policy, activeDeadlineSeconds=3600, ttlSecondsAfterFinished=60)
+    jobs.edit("frozen", scheduling={"timeoutSeconds": 60}, suspend=True)
     jobs.wait_for("frozen", "Suspended", "True")
-    patch('{"podTemplate": {"labels": {"team": "research"}}}')
+    jobs.edit("frozen", **labelled)
     jobs("label", "grpo", "frozen", "team=research")

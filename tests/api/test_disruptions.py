@@ -3,35 +3,28 @@
 The API server, the controller manager and the scheduler are real.
 """
 
-import json
 from typing import Any
 
-from grpo_devcluster import kwok
 from grpo_devcluster.progress import wait_until
-from support.control_plane.operators import Jobs, make_job, outcome
+from support.control_plane.fake_nodes import fake_nodes, set_priorities
+from support.control_plane.operators import Jobs, make_job
 
 WAITS = {"backoffSeconds": 3600, "maxBackoffSeconds": 3600}
 LOW = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 83456Ki."
 
 
-def _run(jobs: Jobs, name: str, **spec: Any) -> None:
-    jobs.apply(make_job(name, failurePolicy=WAITS, **spec))
-    jobs.wait_for(name, "Running", "True")
-
-
 def _failure(jobs: Jobs, name: str) -> tuple[dict[str, Any], dict[str, Any], str]:
     """Return the failure that the job restarts after, its restarts, and the message of `kubectl get -o wide`."""
     jobs.wait_for(name, "Restarting", "True")
-    status = jobs.get("grpo", name)["status"]
+    status = jobs.status(name)
     return status["lastFailure"], status["restarts"], status["summary"]["message"]
 
 
 def test_a_pod_evicted_by_its_kubelet_is_named_although_it_is_gone_within_milliseconds(jobs: Jobs) -> None:
     """The StatefulSet controller deletes a pod in phase Failed at once, and the API server grants no grace period."""
-    _run(jobs, "squeezed")
+    jobs.run("squeezed", failurePolicy=WAITS)
     target = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": LOW}
-    evicted = {"status": {"phase": "Failed", "reason": "Evicted", "message": LOW, "conditions": [target]}}
-    jobs("patch", "pod", "squeezed-b-0", "--subresource=status", "--type=strategic", "-p", json.dumps(evicted))
+    jobs.report("squeezed-b-0", phase="Failed", reason="Evicted", message=LOW, conditions=[target])
     failure, restarts, message = _failure(jobs, "squeezed")
     assert (failure["reason"], failure["pod"], failure["counted"]) == ("Evicted", "squeezed-b-0", False)
     assert restarts == {"total": 1, "counted": 0}
@@ -39,43 +32,24 @@ def test_a_pod_evicted_by_its_kubelet_is_named_although_it_is_gone_within_millis
 
 
 def test_a_pod_that_its_kubelet_refuses_is_reported_with_the_kubelets_message(jobs: Jobs) -> None:
-    _run(jobs, "refused")
-    refused = {
-        "status": {
-            "phase": "Failed",
-            "reason": "UnexpectedAdmissionError",
-            "message": "Allocate failed: no healthy devices",
-        }
-    }
-    jobs("patch", "pod", "refused-b-0", "--subresource=status", "--type=strategic", "-p", json.dumps(refused))
+    jobs.run("refused", failurePolicy=WAITS)
+    said = "Allocate failed: no healthy devices"
+    jobs.report("refused-b-0", phase="Failed", reason="UnexpectedAdmissionError", message=said)
     failure, restarts, message = _failure(jobs, "refused")
     assert (failure["reason"], restarts["counted"]) == ("UnexpectedAdmissionError", 0)
     assert "no healthy devices" in message
 
 
 def test_a_pod_preempted_by_the_scheduler_is_named_and_not_counted(jobs: Jobs, kubectl: Any) -> None:
-    urgent = {
-        "apiVersion": "scheduling.k8s.io/v1",
-        "kind": "PriorityClass",
-        "metadata": {"name": "urgent"},
-        "value": 1000,
-    }
-    kubectl("apply", "-f", "-", stdin=json.dumps(urgent))
+    set_priorities(kubectl, urgent=1000)
     kubectl("label", "node", "kwok-000", "only=preempted", "--overwrite")
     here = {"nodeSelector": {"only": "preempted"}}
     try:
         groups = [{"name": "a", "gpus": 1}]
-        _run(
-            jobs, "preempted", trainer={"groups": groups}, podTemplate=here | {"resources": {"requests": {"cpu": "60"}}}
-        )
-        container = {"name": "c", "image": "i", "resources": {"requests": {"cpu": "60"}}}
-        spec = here | {"priorityClassName": "urgent", "containers": [container]}
-        jobs(
-            "apply",
-            "-f",
-            "-",
-            stdin=json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "urgent"}, "spec": spec}),
-        )
+        large = {"resources": {"requests": {"cpu": "60"}}}
+        jobs.run("preempted", trainer={"groups": groups}, podTemplate=here | large, failurePolicy=WAITS)
+        spec = here | {"priorityClassName": "urgent", "containers": [{"name": "c", "image": "i"} | large]}
+        jobs.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "urgent"}, "spec": spec})
         failure, restarts, message = _failure(jobs, "preempted")
         assert (failure["reason"], failure["node"], restarts["counted"]) == ("Preempted", "kwok-000", 0)
         assert "higher priority" in message
@@ -86,7 +60,7 @@ def test_a_pod_preempted_by_the_scheduler_is_named_and_not_counted(jobs: Jobs, k
 
 
 def test_a_pod_that_somebody_deletes_by_force_is_named_and_counted(jobs: Jobs) -> None:
-    _run(jobs, "deleted")
+    jobs.run("deleted", failurePolicy=WAITS)
     jobs("delete", "pod", "deleted-b-0", "--force", "--grace-period=0")
     failure, restarts, _ = _failure(jobs, "deleted")
     assert (failure["reason"], failure["pod"], restarts["counted"]) == ("PodReplaced", "deleted-b-0", 1)
@@ -94,14 +68,9 @@ def test_a_pod_that_somebody_deletes_by_force_is_named_and_counted(jobs: Jobs) -
 
 def test_all_pods_of_a_job_are_in_one_rack_if_that_is_required_and_else_fill_racks(jobs: Jobs, kubectl: Any) -> None:
     """Racks of two nodes. Without the affinity the scheduler takes the emptiest nodes, which are in all racks."""
-    nodes: list[Any] = [kwok.node(index, 8) for index in range(200, 208)]
-    for index, node in enumerate(nodes):
-        node["metadata"]["labels"] |= {"only": "racks", "rack": f"rack-{index % 4}"}
-    rack_of = {node["metadata"]["name"]: node["metadata"]["labels"]["rack"] for node in nodes}
 
-    def racks(name: str) -> list[str]:
-        pods = jobs.list("pod", f"training.grpo.dev/job={name}")
-        return sorted(rack_of[pod["spec"]["nodeName"]] for pod in pods if pod["spec"].get("nodeName"))
+    def racks(name: str) -> list[int]:
+        return sorted(int(node.removeprefix("kwok-")) % 4 for node in jobs.nodes(name))
 
     def apply(name: str, gpus: int, policy: str) -> None:
         groups = [{"name": "a", "replicas": 4, "gpus": gpus}]
@@ -110,8 +79,7 @@ def test_all_pods_of_a_job_are_in_one_rack_if_that_is_required_and_else_fill_rac
         spec = {"trainer": {"groups": groups}, "training": {"promptsPerStep": 4 * gpus}}
         jobs.apply(make_job(name, podTemplate=template, scheduling=scheduling, **spec))
 
-    kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
-    try:
+    with fake_nodes(kubectl, "racks", range(200, 208), racks=4):
         apply("small", 4, "Required")
         jobs.wait_for("small", "Running", "True")
         assert len(set(racks("small"))) == 1
@@ -122,16 +90,10 @@ def test_all_pods_of_a_job_are_in_one_rack_if_that_is_required_and_else_fill_rac
         apply("wide", 8, "Preferred")
         jobs.wait_for("wide", "Running", "True")
         assert [racks("wide").count(rack) for rack in sorted(set(racks("wide")))] == [2, 2]
-    finally:
-        kubectl("delete", "node", *rack_of, "--wait=false")
 
 
 def test_two_jobs_that_hold_each_others_gpus_both_run(jobs: Jobs, kubectl: Any) -> None:
     """Each job needs two nodes whole. A taint keeps the first job from the second one until both hold half."""
-    nodes: list[Any] = [kwok.node(index, 8) for index in (100, 101)]
-    for node in nodes:
-        node["metadata"]["labels"]["only"] = "pair"
-    nodes[1]["spec"] = {"taints": [{"key": "kept", "effect": "NoSchedule"}]}
     here = {"nodeSelector": {"only": "pair"}}
     free = {"tolerations": [{"key": "kept", "operator": "Exists"}]}
     spec = {
@@ -142,29 +104,21 @@ def test_two_jobs_that_hold_each_others_gpus_both_run(jobs: Jobs, kubectl: Any) 
         "failurePolicy": {"backoffSeconds": 2, "maxRestarts": 0},
     }
 
-    def status(name: str) -> dict[str, Any]:
-        found: dict[str, Any] = jobs.get("grpo", name).get("status", {})
-        return found
-
     def running() -> list[str]:
-        return [name for name in ("first", "second") if status(name).get("phase") == "Running"]
+        return [name for name in ("first", "second") if jobs.status(name).get("phase") == "Running"]
 
-    kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
-    try:
+    with fake_nodes(kubectl, "pair", (100, 101), kept=[101]):
         for name, template in (("first", here), ("second", here | free)):
             jobs.apply(make_job(name, podTemplate=template, **spec))
-            wait_until(lambda name=name: "placement" in status(name), f"{name} holds one node", 30, interval=0.1)
+            wait_until(lambda name=name: "placement" in jobs.status(name), f"{name} holds a node", 30, interval=0.1)
         kubectl("taint", "node", "kwok-101", "kept-")
         wait_until(running, "one of them runs", 180, interval=0.2)
         (winner,) = running()
         (other,) = {"first", "second"} - {winner}
-        for ordinal in range(2):
-            jobs.finish_pod(f"{winner}-a-{ordinal}", 0, outcome(0))
+        jobs.succeed(f"{winner}-a-0", f"{winner}-a-1")
         jobs.wait_for(other, "Running", "True")
-        both = [status(winner), status(other)]
+        both = [jobs.status(winner), jobs.status(other)]
         assert both[0]["phase"] == "Succeeded"
         assert {one["lastFailure"]["reason"] for one in both if "lastFailure" in one} == {"PlacementTimeout"}
         assert [one["restarts"]["counted"] for one in both] == [0, 0]
         assert "1 of 2 pods had a node, and since" in jobs("events", "--types=Warning")
-    finally:
-        kubectl("delete", "node", "kwok-100", "kwok-101", "--wait=false")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_devcluster import kwok
-from support.control_plane.operators import Jobs, make_job, outcome
+from support.control_plane.fake_nodes import fake_nodes
+from support.control_plane.operators import Jobs, make_job
 
 pytestmark = pytest.mark.newer
 
@@ -19,9 +19,7 @@ TEMPLATE = {"nodeSelector": {"only": "dra"}}
 @pytest.fixture
 def nodes(kubectl: Any) -> Iterator[None]:
     """Two nodes on which a driver publishes 4 devices each, of two kinds, and the class of these devices."""
-    made: list[Any] = [kwok.node(index, 0) for index in (320, 321)]
-    for node in made:
-        node["metadata"]["labels"]["only"] = "dra"
+    made = []
     for name, kind in NODES.items():
         devices = [{"name": f"gpu-{index}", "attributes": {"kind": {"string": kind}}} for index in range(4)]
         pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
@@ -29,8 +27,9 @@ def nodes(kubectl: Any) -> Iterator[None]:
         made.append(_of_group("ResourceSlice", name, spec))
     selectors = [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]
     made.append(_of_group("DeviceClass", DRIVER, {"selectors": selectors}))
-    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(made))
-    yield
+    with fake_nodes(kubectl, "dra", (320, 321), gpus=0):
+        kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(made))
+        yield
     kubectl("delete", "-f", "-", "--wait=false", stdin=yaml.safe_dump_all(made))
 
 
@@ -54,8 +53,7 @@ def test_each_group_gets_the_devices_of_its_template_and_the_next_job_waits_for_
         {"name": "b", "gpus": 2, "resourceClaimTemplateName": "two-small"},
     ]
     spec = {"trainer": {"groups": groups}, "training": {"promptsPerStep": 5}, "podTemplate": TEMPLATE}
-    jobs.apply(make_job("first", **spec))
-    jobs.wait_for("first", "Running", "True")
+    jobs.run("first", **spec)
     allocated: dict[str, list[str]] = {}
     for claim in jobs.list("resourceclaims"):
         pod = claim["status"]["reservedFor"][0]["name"]
@@ -68,8 +66,7 @@ def test_each_group_gets_the_devices_of_its_template_and_the_next_job_waits_for_
     jobs.apply(make_job("second", **spec))
     message = jobs.wait_for("second", "Scheduled", "False", "Unschedulable")["message"]
     assert "cannot allocate all claims" in message
-    for pod in ("first-a-0", "first-b-0"):
-        jobs.finish_pod(pod, 0, outcome(0))
+    jobs.succeed("first-a-0", "first-b-0")
     jobs.wait_for("second", "Running", "True")
 
 

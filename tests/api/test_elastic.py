@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 
-from grpo_devcluster import kwok
 from grpo_devcluster.progress import wait_until
-from support.control_plane.operators import Jobs, make_job, outcome
+from support.control_plane.fake_nodes import fake_nodes, set_priorities
+from support.control_plane.operators import Jobs, make_job
 
 GENERATION = {
     "topology": "Server",
@@ -18,20 +17,10 @@ GENERATION = {
 POLICY = {"onGenerationFailure": "RestartGeneration"}
 
 
-def uids(jobs: Jobs, name: str) -> dict[str, str]:
-    return {
-        pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in jobs.list("pod", f"training.grpo.dev/job={name}")
-    }
-
-
 def test_engines_scale_while_the_job_runs(jobs: Jobs) -> None:
     def wait_for_engines(number: int) -> None:
-        wait_until(
-            lambda: jobs.get("grpo", "elastic")["status"]["elastic"]["replicas"] == number,
-            f"{number} engine pods",
-            60,
-            interval=0.2,
-        )
+        told = f"{number} engine pods"
+        wait_until(lambda: jobs.status("elastic")["elastic"]["replicas"] == number, told, 60, interval=0.2)
 
     def scale(number: int) -> None:
         jobs("scale", "grpo/elastic", f"--replicas={number}")
@@ -39,14 +28,14 @@ def test_engines_scale_while_the_job_runs(jobs: Jobs) -> None:
 
     jobs.run("elastic", generation=GENERATION, failurePolicy=POLICY)
     wait_for_engines(2)
-    before = uids(jobs, "elastic")
+    before = jobs.uids("elastic")
     assert sorted(before) == ["elastic-a-0", "elastic-b-0", "elastic-gen-0", "elastic-gen-1"]
     scale(3)
-    grown = uids(jobs, "elastic")
+    grown = jobs.uids("elastic")
     assert {name: grown[name] for name in before} == before
     scale(1)
-    assert uids(jobs, "elastic") == {name: uid for name, uid in before.items() if name != "elastic-gen-1"}
-    status = jobs.get("grpo", "elastic")["status"]
+    assert jobs.uids("elastic") == {name: uid for name, uid in before.items() if name != "elastic-gen-1"}
+    status = jobs.status("elastic")
     assert (status["phase"], status["attempt"], status["restarts"]["total"]) == ("Running", 0, 0)
 
     with pytest.raises(RuntimeError, match="replicas must be at most maxReplicas; 3 would work"):
@@ -62,45 +51,23 @@ def test_elastic_engines_need_ranks_that_go_on_without_them(jobs: Jobs) -> None:
         jobs.apply(make_job("rigid", generation=GENERATION))
 
 
-CLASSES = """
-apiVersion: scheduling.k8s.io/v1
-kind: PriorityClass
-metadata: {name: elastic-training}
-value: 1000
----
-apiVersion: scheduling.k8s.io/v1
-kind: PriorityClass
-metadata: {name: elastic-engines}
-value: 10
----
-apiVersion: scheduling.k8s.io/v1
-kind: PriorityClass
-metadata: {name: elastic-urgent}
-value: 10000
-"""
-
-
 def test_engines_of_a_lower_priority_give_way_and_come_back_while_the_trainer_runs(jobs: Jobs, kubectl: Any) -> None:
     """The scheduler is real: four nodes, of which another job takes those of all elastic engines for a while."""
-    nodes = [kwok.node(index, 8) for index in (330, 331, 332, 333)]
-    for node in nodes:
-        node["metadata"]["labels"]["only"] = "elastic"  # type: ignore[index]
-    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(nodes))
-    kubectl("apply", "-f", "-", stdin=CLASSES)
+    set_priorities(kubectl, elastic_training=1000, elastic_engines=10, elastic_urgent=10_000)
     here = {"nodeSelector": {"only": "elastic"}}
     engines = {"name": "gen", "gpus": 8, "podTemplate": {"priorityClassName": "elastic-engines"}}
     server = {"groups": [engines, {"name": "stay", "gpus": 8}], "elastic": {"replicas": 2, "maxReplicas": 2}}
     stays = ("yields-a-0", "yields-stay-0")
 
     def seen() -> tuple[str, int, int, list[str]]:
-        status, known = jobs.get("grpo", "yields")["status"], uids(jobs, "yields")
+        status, known = jobs.status("yields"), jobs.uids("yields")
         return status["phase"], status["attempt"], status["restarts"]["counted"], [known[pod] for pod in stays]
 
     def wait_for_engines(number: int) -> None:
         said = f"all 2 pods are ready, and {number} of 2 elastic ones"
         wait_until(lambda: jobs.condition("yields", "Running")["message"].startswith(said), said, 60, interval=0.2)
 
-    try:
+    with fake_nodes(kubectl, "elastic", range(330, 334)):
         jobs.run(
             "yields",
             trainer={"groups": [{"name": "a", "gpus": 8}]},
@@ -119,12 +86,9 @@ def test_engines_of_a_lower_priority_give_way_and_come_back_while_the_trainer_ru
         )
         wait_for_engines(0)
         assert "yields-gen-0 has no node: " in jobs.condition("yields", "Running")["message"]
-        assert "lastFailure" not in jobs.get("grpo", "yields")["status"]
+        assert "lastFailure" not in jobs.status("yields")
         assert seen() == before
-        for ordinal in range(2):
-            jobs.finish_pod(f"takes-a-{ordinal}", 0, outcome(0))
+        jobs.succeed("takes-a-0", "takes-a-1")
         jobs.wait_for("takes", "Complete", "True")
         wait_for_engines(2)
         assert seen() == before
-    finally:
-        kubectl("delete", "node", *(f"kwok-{index}" for index in (330, 331, 332, 333)), "--wait=false")

@@ -18,15 +18,6 @@ SPEC: dict[str, Any] = {
 }
 
 
-def _patch(jobs: Jobs, **spec: Any) -> None:
-    jobs("patch", "grpo", "wide", "--type=merge", "-p", json.dumps({"spec": spec}))
-
-
-def _pods(jobs: Jobs) -> dict[str, str]:
-    """Return the UIDs of the pods, by name."""
-    return {one["metadata"]["name"]: one["metadata"]["uid"] for one in jobs.list("pod", "training.grpo.dev/job=wide")}
-
-
 def _engines(jobs: Jobs) -> dict[str, list[str]]:
     """Return the first pod of each engine in the contract, and the others of it."""
     (contract,) = jobs.list("configmap", "training.grpo.dev/job=wide")
@@ -36,36 +27,34 @@ def _engines(jobs: Jobs) -> dict[str, list[str]]:
 
 def test_an_engine_over_two_pods_is_suspended_resumed_and_divided_anew(jobs: Jobs) -> None:
     jobs.run("wide", **SPEC)
-    begun = _pods(jobs)
+    begun = jobs.uids("wide")
     assert sorted(begun) == ["wide-a-0", "wide-gen-0", "wide-gen-1"]
     divided = {"generation": {"server": {"groups": [ENGINES | {"podsPerEngine": 1}]}}}
     for change in (divided, {"generation": {"server": {"groups": [ENGINES | {"replicas": 4}]}}}):
-        with pytest.raises(
-            RuntimeError, match=r"generation\.server\.groups can change only while the job is suspended"
-        ):
-            _patch(jobs, **change)
+        with pytest.raises(RuntimeError, match=r"generation\.server\.groups can change only while the job is susp"):
+            jobs.edit("wide", **change)
 
-    _patch(jobs, suspend=True)
+    jobs.edit("wide", suspend=True)
     jobs.wait_for("wide", "Suspended", "True")
-    assert _pods(jobs) == {}, "both pods of the engine are gone"
-    _patch(jobs, suspend=False)
+    assert jobs.uids("wide") == {}, "both pods of the engine are gone"
+    jobs.edit("wide", suspend=False)
     jobs.wait_for("wide", "Running", "True")
-    resumed = _pods(jobs)
+    resumed = jobs.uids("wide")
     assert resumed.keys() == begun.keys()
     assert not {*resumed.values()} & {*begun.values()}
     assert _engines(jobs) == {"wide-gen-0": ["wide-gen-1"]}
 
     jobs.finish_pod("wide-gen-1", 70, outcome(70, "EngineDied", attempt=1))
-    wait_until(lambda: len(_pods(jobs).items() - resumed.items()) == 2, "both pods are others", 60, interval=0.2)
-    assert _pods(jobs)["wide-a-0"] == resumed["wide-a-0"]
-    assert jobs.get("grpo", "wide")["status"]["lastFailure"]["pod"] == "wide-gen-1"
-    _patch(jobs, suspend=True)
+    wait_until(lambda: len(jobs.uids("wide").items() - resumed.items()) == 2, "both pods are others", 60, interval=0.2)
+    assert jobs.uids("wide")["wide-a-0"] == resumed["wide-a-0"]
+    assert jobs.status("wide")["lastFailure"]["pod"] == "wide-gen-1"
+    jobs.edit("wide", suspend=True)
     jobs.wait_for("wide", "Suspended", "True")
-    assert _pods(jobs) == {}, "also of an engine that was replaced"
+    assert jobs.uids("wide") == {}, "also of an engine that was replaced"
 
     with pytest.raises(RuntimeError, match="podsPerEngine must divide replicas, the number of pods"):
-        _patch(jobs, generation={"server": {"groups": [ENGINES | {"replicas": 3}]}})
-    _patch(jobs, **divided, suspend=False)
+        jobs.edit("wide", generation={"server": {"groups": [ENGINES | {"replicas": 3}]}})
+    jobs.edit("wide", **divided, suspend=False)
     jobs.wait_for("wide", "Running", "True")
-    assert sorted(_pods(jobs)) == sorted(begun)
+    assert sorted(jobs.uids("wide")) == sorted(begun)
     assert _engines(jobs) == {"wide-gen-0": [], "wide-gen-1": []}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from grpo_cli.main import main
-from grpo_devcluster import kwok
 from grpo_devcluster.progress import wait_until
-from support.control_plane.operators import Jobs, make_job, outcome
+from support.control_plane.fake_nodes import fake_nodes
+from support.control_plane.operators import Jobs, conditions, make_job, outcome
 
 NODE = 340
 BOXES = {"name": "boxes", "replicas": 2, "podTemplate": {"nodeSelector": {"only": "environments"}}}
@@ -35,12 +33,9 @@ def _wait_for_message(jobs: Jobs, kind: str, part: str) -> None:
 
 def _say_of(jobs: Jobs, pod: str, *, waiting: str | None) -> None:
     """Report, in place of the kubelet, that a pod is ready, or that its container waits."""
-    ready = "False" if waiting else "True"
     container = {"name": "grpo", "ready": not waiting, "restartCount": 0, "image": "i", "imageID": "i"}
     container["state"] = {"waiting": {"reason": waiting, "message": "no such image"}} if waiting else {"running": {}}
-    conditions = [{"type": kind, "status": ready} for kind in ("Ready", "ContainersReady")]
-    patch = json.dumps({"status": {"containerStatuses": [container], "conditions": conditions}})
-    jobs("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", patch)
+    jobs.report(pod, containerStatuses=[container], conditions=conditions(not waiting))
 
 
 def test_environment_pods_come_before_an_attempt_outlive_it_and_end_with_the_job(
@@ -57,45 +52,37 @@ def test_environment_pods_come_before_an_attempt_outlive_it_and_end_with_the_job
     for words in ("WaitingForEnvironments", "acts-boxes-0, acts-boxes-1", "boxes environment 0/2 2 x 0"):
         assert words in shown
 
-    node = kwok.node(NODE, 0)
-    node["metadata"]["labels"]["only"] = "environments"  # type: ignore[index]
-    kubectl("apply", "-f", "-", stdin=yaml.safe_dump(node))
-    try:
+    with fake_nodes(kubectl, "environments", [NODE], gpus=0):
         _runs_and_ends(jobs)
-    finally:
-        kubectl("delete", "node", f"kwok-{NODE}", "--wait=false")
 
 
 def _runs_and_ends(jobs: Jobs) -> None:
     jobs.wait_for("acts", "Running", "True")
     _wait_for_message(jobs, "Running", "all 2 pods are ready, and 2 of 2 environment pods")
-    assert jobs.get("grpo", "acts")["status"]["summary"]["environments"] == "2/2"
+    assert jobs.status("acts")["summary"]["environments"] == "2/2"
     assert {one["metadata"]["name"] for one in jobs.list("networkpolicy")} == {"acts", "acts.environments"}
     boxes = _uids(jobs, "environment")
     assert sorted(boxes) == ["acts-boxes-0", "acts-boxes-1"]
 
     _say_of(jobs, "acts-boxes-1", waiting="ErrImagePull")
     _wait_for_message(jobs, "Running", f"acts-boxes-1 on node kwok-{NODE}: ErrImagePull: no such image")
-    status = jobs.get("grpo", "acts")["status"]
+    status = jobs.status("acts")
     assert (status["phase"], status["attempt"], status["restarts"]["total"]) == ("Running", 0, 0)
-    jobs.finish_pod("acts-a-0", 70, outcome(70, "RankFailed"))
-    wait_until(lambda: jobs.get("grpo", "acts")["status"]["attempt"] == 1, "a second attempt", 60, interval=0.2)
-    jobs.wait_for("acts", "Running", "True")
+    jobs.fail("acts-a-0")
+    jobs.wait_for_attempt("acts", 1)
     assert _uids(jobs, "environment") == boxes, "an attempt that ends leaves them alone"
-    assert jobs.get("grpo", "acts")["status"]["lastFailure"]["pod"] == "acts-a-0"
+    assert jobs.status("acts")["lastFailure"]["pod"] == "acts-a-0"
 
-    more = json.dumps({"spec": {"environmentPods": {"groups": [BOXES | {"replicas": 1}]}}})
+    more = {"environmentPods": {"groups": [BOXES | {"replicas": 1}]}}
     with pytest.raises(RuntimeError, match=r"environmentPods.groups can change only while the job is suspended"):
-        jobs("patch", "grpo", "acts", "--type=merge", "-p", more)
-    jobs("patch", "grpo", "acts", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+        jobs.edit("acts", **more)
+    jobs.edit("acts", suspend=True)
     jobs.wait_for("acts", "Suspended", "True")
     assert _uids(jobs, "environment") == {}
-    jobs("patch", "grpo", "acts", "--type=merge", "-p", more)
-    jobs("patch", "grpo", "acts", "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    jobs.edit("acts", **more, suspend=False)
     jobs.wait_for("acts", "Running", "True")
     assert sorted(_uids(jobs, "environment")) == ["acts-boxes-0"]
-    for pod in ("acts-a-0", "acts-b-0"):
-        jobs.finish_pod(pod, 0, outcome(0, attempt=2))
+    jobs.succeed("acts-a-0", "acts-b-0", attempt=2)
     jobs.wait_for("acts", "Complete", "True")
     wait_until(lambda: not _uids(jobs, "environment"), "no environment pod is left", 60, interval=0.2)
 
@@ -106,6 +93,6 @@ def test_a_users_mistake_that_an_environment_pod_finds_ends_the_job(jobs: Jobs) 
     said = "environments[wordle].factory: m cannot be imported"
     jobs.finish_pod("acts-boxes-0", 64, outcome(64, "ConfigError", said))
     assert said in jobs.wait_for("acts", "Failed", "True", "ConfigError")["message"]
-    failure = jobs.get("grpo", "acts")["status"]["lastFailure"]
+    failure = jobs.status("acts")["lastFailure"]
     assert (failure["role"], failure["pod"], failure["message"]) == ("environment", "acts-boxes-0", said)
     wait_until(lambda: not _uids(jobs, "environment"), "no environment pod is left", 60, interval=0.2)

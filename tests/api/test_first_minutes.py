@@ -22,21 +22,12 @@ from support.control_plane.operators import NAMESPACE, Jobs, Operator, kubeconfi
 from support.paths import ROOT
 
 LIST = (
-    "may not list GRPOJob, Pod, StatefulSet, Service, NetworkPolicy, ConfigMap, Job, "
-    "GRPOClusterDefaults, GRPODefaults; apply the chart's"
+    "may not list GRPOJob, Pod, StatefulSet, Service, NetworkPolicy, ConfigMap, Job, GRPOClusterDefaults, GRPODefaults;"
 )
 NAME = "grpojobs.training.grpo.dev"
 
 # The API server keeps which kinds it knows, for up to half a minute, from the first object on that names its owner.
-STALE = {
-    "apiVersion": "apps/v1",
-    "kind": "Deployment",
-    "metadata": {"name": "someone", "namespace": "default"},
-    "spec": {
-        "selector": {"matchLabels": {"app": "someone"}},
-        "template": {"metadata": {"labels": {"app": "someone"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}},
-    },
-}
+STALE = ("deployment", "someone", "--image=i", "--namespace=default")
 
 
 class Installation:
@@ -52,10 +43,8 @@ class Installation:
         objects = [one for one in yaml.safe_load_all(rendered) if one]
         self._crd = [one for one in objects if one["kind"] == "CustomResourceDefinition"]
         self._rights = [one for one in objects if "Role" in one["kind"]]
-        container = next(one for one in objects if one["kind"] == "Deployment")["spec"]["template"]["spec"][
-            "containers"
-        ]
-        self._arguments = container[0]["args"]
+        deployment = next(one for one in objects if one["kind"] == "Deployment")
+        self._arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
         self.kubectl("create", "namespace", NAMESPACE)
         self._apply([one for one in objects if one["kind"] == "ServiceAccount"])
         self._kubeconfig = kubeconfig_of(plane, self.kubectl, NAMESPACE, "grpo-operator")
@@ -87,7 +76,7 @@ class Installation:
         wait_until(lambda: self.operator.get("/readyz")[0] != 0, "the operator answers", 60)
 
     def _become_stale(self) -> None:
-        self._apply([STALE])
+        self.kubectl("create", *STALE)
         self.kubectl("wait", "deployment/someone", "--for=condition=Available", "--timeout=30s")
 
     def _create_job(self) -> None:
@@ -112,7 +101,7 @@ class Installation:
         self.operator.kill()
         self.kubectl("delete", "-f", "-", "--ignore-not-found", stdin=yaml.safe_dump_all([*self._rights, *self._crd]))
         self.jobs("delete", "statefulset,service,configmap,networkpolicy,event", "-l", "training.grpo.dev/job")
-        self.jobs("delete", "event", "--all")
+        self.jobs("delete", "event,deployment", "--all")
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +133,7 @@ def test_the_first_job_begins_once_and_the_log_says_once_what_is_missing(
         assert max(Counter(warnings).values(), default=0) <= 1, log
         for text in says:
             assert sum(text in line for line in warnings) == 1, log
-        status = jobs.get("grpo", "first")["status"]
+        status = jobs.status("first")
         assert (status["attempt"], status.get("restarts", {}).get("total", 0)) == (0, 0)
         kinds = Counter(one["kind"] for one in jobs.list("sts,svc,cm,networkpolicy", "training.grpo.dev/job=first"))
         assert kinds == {"StatefulSet": 2, "Service": 1, "ConfigMap": 1, "NetworkPolicy": 1}

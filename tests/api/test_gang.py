@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from grpo_cli.cluster.kube import connect
-from grpo_devcluster import kwok
 from grpo_devcluster.progress import wait_until
+from support.control_plane.fake_nodes import fake_nodes, set_priorities
 from support.control_plane.operators import Jobs, make_job, outcome
 
 pytestmark = pytest.mark.newer
@@ -29,18 +29,8 @@ SPEC = {
 @pytest.fixture
 def nodes(kubectl: Any) -> Iterator[None]:
     """Two nodes for one job; a taint keeps every pod from the second one."""
-    made: list[Any] = [kwok.node(index, 8) for index in (300, 301)]
-    for node in made:
-        node["metadata"]["labels"]["only"] = "gang"
-    made[1]["spec"] = {"taints": [{"key": "kept", "effect": "NoSchedule"}]}
-    kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": made}))
-    yield
-    kubectl("delete", "node", *NODES, "--wait=false")
-
-
-def _placed(jobs: Jobs, name: str) -> list[str]:
-    pods = jobs.list("pod", f"training.grpo.dev/job={name}")
-    return sorted(pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName"))
+    with fake_nodes(kubectl, "gang", (300, 301), kept=[301]):
+        yield
 
 
 def _groups(jobs: Jobs) -> dict[str, int]:
@@ -60,22 +50,21 @@ def test_a_job_that_does_not_fit_holds_nothing_and_jobs_that_fit_one_at_a_time_r
     assert _groups(jobs) == {"first-0": 2, "second-0": 2}
     found = connect(str(kubeconfig), None, jobs.namespace).listed("PodGroup")
     assert [one["metadata"]["name"] for one in found] == ["first-0", "second-0"], "grpo diagnose finds them"
-    assert [_placed(jobs, "first"), _placed(jobs, "second")] == [[], []]
+    assert [jobs.nodes("first"), jobs.nodes("second")] == [[], []]
 
     kubectl("taint", "node", "kwok-301", "kept-")
 
     def running() -> list[str]:
-        return [name for name in ("first", "second") if jobs.get("grpo", name)["status"].get("phase") == "Running"]
+        return [name for name in ("first", "second") if jobs.status(name).get("phase") == "Running"]
 
     wait_until(running, "one of them runs", 60, interval=0.2)
     (winner,) = running()
     (other,) = {"first", "second"} - {winner}
-    assert [_placed(jobs, winner), _placed(jobs, other)] == [NODES, []]
+    assert [jobs.nodes(winner), jobs.nodes(other)] == [NODES, []]
 
-    for pod in (f"{winner}-a-0", f"{winner}-b-0"):
-        jobs.finish_pod(pod, 0, outcome(0))
+    jobs.succeed(f"{winner}-a-0", f"{winner}-b-0")
     jobs.wait_for(other, "Running", "True")
-    ended, waited = (jobs.get("grpo", name)["status"] for name in (winner, other))
+    ended, waited = (jobs.status(name) for name in (winner, other))
     assert ended["phase"] == "Succeeded"
     assert (waited["restarts"]["total"], "placement" in waited) == (0, False), "it held nothing, and gave nothing back"
 
@@ -83,21 +72,13 @@ def test_a_job_that_does_not_fit_holds_nothing_and_jobs_that_fit_one_at_a_time_r
     wait_until(lambda: f"{other}-1" in _groups(jobs), "its second attempt begins", 60, interval=0.2)
     jobs.wait_for(other, "Running", "True")
     wait_until(lambda: f"{other}-0" not in _groups(jobs), "the first attempt's PodGroup is deleted", 30)
-    assert _placed(jobs, other) == NODES
-
-
-FIRST = {
-    "apiVersion": "scheduling.k8s.io/v1",
-    "kind": "PriorityClass",
-    "metadata": {"name": "goes-first"},
-    "value": 1000,
-}
+    assert jobs.nodes(other) == NODES
 
 
 def test_a_job_that_restarts_gets_its_nodes_back_from_one_of_lower_priority_that_waited(
     jobs: Jobs, kubectl: Any, nodes: None
 ) -> None:
-    kubectl("apply", "-f", "-", stdin=json.dumps(FIRST))
+    set_priorities(kubectl, goes_first=1000)
     kubectl("taint", "node", "kwok-301", "kept-")
     template = SPEC["podTemplate"] | {"priorityClassName": "goes-first"}
     jobs.run("first", **(SPEC | {"podTemplate": template}))
@@ -105,14 +86,10 @@ def test_a_job_that_restarts_gets_its_nodes_back_from_one_of_lower_priority_that
     jobs.wait_for("second", "Scheduled", "False", "Unschedulable")
     jobs.finish_pod("first-b-0", 1, outcome(1))
 
-    def goes_on() -> bool:
-        status = jobs.get("grpo", "first")["status"]
-        return bool((status["attempt"], status["phase"]) == (1, "Running"))
-
-    wait_until(goes_on, "the first job's second attempt runs", 90, interval=0.2)
-    wait_until(lambda: _placed(jobs, "second") == [], "the second job waits whole", 60, interval=0.2)
-    assert _placed(jobs, "first") == NODES
-    assert jobs.get("grpo", "second")["status"]["restarts"]["counted"] == 0
+    jobs.wait_for_attempt("first", 1, timeout=90)
+    wait_until(lambda: jobs.nodes("second") == [], "the second job waits whole", 60, interval=0.2)
+    assert jobs.nodes("first") == NODES
+    assert jobs.status("second")["restarts"]["counted"] == 0
 
 
 def test_a_job_that_restarts_in_place_keeps_its_nodes_although_another_waits_for_them(
@@ -122,45 +99,37 @@ def test_a_job_that_restarts_in_place_keeps_its_nodes_although_another_waits_for
     jobs.run("stays", **(SPEC | {"failurePolicy": {"backoffSeconds": 1, "restartStrategy": "InPlace"}}))
     jobs.apply(make_job("waits", **SPEC))
     jobs.wait_for("waits", "Scheduled", "False", "Unschedulable")
-    before = _uids(jobs, "stays")
+    before = jobs.uids("stays")
     message = "rank 8: RuntimeError: no luck"
-    jobs.finish_pod("stays-b-0", 70, outcome(70, "RankFailed", message))
+    jobs.fail("stays-b-0", message)
     assert "in the same pods" in jobs.wait_for("stays", "Restarting", "True", "RestartingInPlace")["message"]
     jobs.finish_pod("stays-a-0", 69, outcome(69, "PeerLost", "pod stays-b-0 ended"))
 
     jobs.wait_for("stays", "Restarting", "False", "Restarted")
 
-    status = jobs.get("grpo", "stays")["status"]
+    status = jobs.status("stays")
     assert (status["attempt"], status["podsAttempt"], status["lastFailure"]["message"]) == (1, 0, message)
     assert json.loads(jobs.get("configmap", "stays-0")["data"]["contract.json"])["attempt"] == 1
 
     def told() -> set[str]:
-        found = jobs.list("pod", "training.grpo.dev/job=stays")
-        return {pod["metadata"].get("annotations", {}).get("training.grpo.dev/attempt", "") for pod in found}
+        found = [pod["metadata"].get("annotations", {}) for pod in jobs.pods("stays").values()]
+        return {annotations.get("training.grpo.dev/attempt", "") for annotations in found}
 
     wait_until(lambda: told() == {"1"}, "the pods' kubelets get to know it", 30, interval=0.2)
     jobs.runs_again("stays-a-0", "stays-b-0")
     jobs.wait_for("stays", "Running", "True")
-    assert [_placed(jobs, "stays"), _placed(jobs, "waits")] == [NODES, []]
-    assert _uids(jobs, "stays") == before
+    assert [jobs.nodes("stays"), jobs.nodes("waits")] == [NODES, []]
+    assert jobs.uids("stays") == before
 
     jobs("delete", "pod", "stays-a-0", "--wait=false")
-    wait_until(lambda: jobs.get("grpo", "stays")["status"]["attempt"] == 2, "an attempt in new pods", 60, interval=0.2)
-    assert "podsAttempt" not in jobs.get("grpo", "stays")["status"]
+    wait_until(lambda: jobs.status("stays")["attempt"] == 2, "an attempt in new pods", 60, interval=0.2)
+    assert "podsAttempt" not in jobs.status("stays")
     assert "stays-2" in _groups(jobs)
-
-
-def _uids(jobs: Jobs, name: str) -> dict[str, str]:
-    found = jobs.list("pod", f"training.grpo.dev/job={name}")
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
 
 
 def test_an_engine_of_a_gang_that_is_replaced_gets_a_node_and_elastic_ones_find_theirs_alone(
     jobs: Jobs, kubectl: Any, nodes: None
 ) -> None:
-    third: Any = kwok.node(302, 8)
-    third["metadata"]["labels"]["only"] = "gang"
-    kubectl("apply", "-f", "-", stdin=json.dumps(third))
     engines = [{"name": "more", "gpus": 8}, {"name": "stay", "gpus": 8}]
     spec = SPEC | {
         "trainer": {"groups": [{"name": "a", "gpus": 8}]},
@@ -172,30 +141,16 @@ def test_an_engine_of_a_gang_that_is_replaced_gets_a_node_and_elastic_ones_find_
         said = f"all 2 pods are ready, and {engines} of 1 elastic ones"
         wait_until(lambda: jobs.condition("engines", "Running")["message"].startswith(said), said, 60, interval=0.2)
 
-    try:
+    with fake_nodes(kubectl, "gang", [302]):
         jobs.run("engines", **spec)
         runs_with(engines=0)
         assert _groups(jobs) == {"engines-0": 2}
         kubectl("taint", "node", "kwok-301", "kept-")
         runs_with(engines=1)
-        before = _uids(jobs, "engines")
+        before = jobs.uids("engines")
         jobs("delete", "pod", "engines-stay-0", "--wait=false")
-        wait_until(
-            lambda: _uids(jobs, "engines").get("engines-stay-0") not in (None, before["engines-stay-0"]),
-            "a new pod",
-            60,
-        )
+        replaced = before.pop("engines-stay-0")
+        wait_until(lambda: jobs.uids("engines").get("engines-stay-0") not in (None, replaced), "a new pod", 60)
         runs_with(engines=1)
-        kept = {name: uid for name, uid in _uids(jobs, "engines").items() if name != "engines-stay-0"}
-        assert kept == {name: uid for name, uid in before.items() if name != "engines-stay-0"}
-        assert _placed(jobs, "engines") == [*NODES, "kwok-302"]
-    finally:
-        kubectl("delete", "node", "kwok-302", "--wait=false")
-
-
-def test_gang_changes_only_while_the_job_is_suspended(jobs: Jobs) -> None:
-    jobs.apply(make_job("alone"))
-    jobs.wait_for("alone", "Running", "True")
-    gang = json.dumps({"spec": {"scheduling": {"gang": "Native"}}})
-    with pytest.raises(RuntimeError, match=r"scheduling\.gang can change only while the job is suspended"):
-        jobs("patch", "grpo", "alone", "--type=merge", "-p", gang)
+        assert before.items() <= jobs.uids("engines").items()
+        assert jobs.nodes("engines") == [*NODES, "kwok-302"]

@@ -1,7 +1,6 @@
 """Gangs where one more feature gate is on: the scheduler finds a rack for all pods, and takes nodes from a gang only
 for one that then fits whole."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 from grpo_devcluster import kube
 from grpo_devcluster.controlplane import ControlPlane
+from support.control_plane.fake_nodes import set_priorities
 from support.control_plane.operators import Jobs, Operator, install_chart, make_job
 
 pytestmark = pytest.mark.newer
@@ -31,18 +31,12 @@ def jobs(tmp_path: Any) -> Iterator[Jobs]:
 
         for node, rack in RACKS.items():
             kubectl("label", "node", node, f"rack={rack}")
-        priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
-        kubectl("apply", "-f", "-", stdin=json.dumps(priority | {"metadata": {"name": "goes-first"}, "value": 1000}))
+        set_priorities(kubectl, goes_first=1000)
         release = install_chart(plane, kubectl)
         operator = Operator(release.kubeconfig, plane.state / "logs" / "operator.log", release.arguments)
         operator.start()
         yield Jobs(kubectl, "default")
         operator.kill()
-
-
-def _nodes(jobs: Jobs, name: str) -> list[str]:
-    pods = jobs.list("pod", f"training.grpo.dev/job={name}")
-    return sorted(pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName"))
 
 
 def _spec(pods: int, **more: Any) -> dict[str, Any]:
@@ -57,13 +51,13 @@ def test_a_gang_is_placed_in_one_rack_and_leaves_whole_for_one_that_fits_whole(j
     resources = {"podTemplate": {"resources": {"requests": {"cpu": "48"}}}}
     near = {"gang": "Native", "topologyKey": "rack", "topologyPolicy": "Required"}
     jobs.run("near", **_spec(2, scheduling=near, **resources))
-    assert _nodes(jobs, "near") == ["kwok-001", "kwok-002"]
+    assert jobs.nodes("near") == ["kwok-001", "kwok-002"]
 
     first = {"podTemplate": {"priorityClassName": "goes-first"}, "scheduling": {"gang": "Native"}}
     jobs.apply(make_job("never", **_spec(4, **first)))
     jobs.wait_for("never", "Scheduled", "False", "Unschedulable")
     jobs.run("takes", **_spec(2, **first))
-    status = jobs.get("grpo", "near")["status"]
+    status = jobs.status("near")
     assert (status["lastFailure"]["reason"], status["restarts"]) == ("Preempted", {"total": 1, "counted": 0})
     jobs.wait_for("near", "Scheduled", "False", "Unschedulable")
-    assert [_nodes(jobs, name) for name in ("near", "never")] == [[], []]
+    assert [jobs.nodes(name) for name in ("near", "never")] == [[], []]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from grpo_devcluster import kwok
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
 from support.control_plane import kueue
-from support.control_plane.operators import Jobs, bind_claim, finish_download, make_job, outcome
+from support.control_plane.fake_nodes import fake_nodes
+from support.control_plane.operators import Jobs, bind_claim, finish_download, make_job
 
 pytestmark = pytest.mark.long
 
 GPU = "nvidia.com/gpu"
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
-TAINT = {"key": "team", "value": "kueue", "effect": "NoSchedule"}
 NODES = [f"kwok-{number}" for number in range(310, 314)]
 
 CLUSTER = """
@@ -29,7 +27,7 @@ kind: ResourceFlavor
 metadata: {name: kept}
 spec:
   nodeLabels: {only: kueue}
-  tolerations: [{key: team, operator: Equal, value: kueue, effect: NoSchedule}]
+  tolerations: [{key: kept, operator: Exists, effect: NoSchedule}]
 ---
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: Topology
@@ -43,7 +41,7 @@ metadata: {name: racks}
 spec:
   nodeLabels: {only: kueue}
   topologyName: racks
-  tolerations: [{key: team, operator: Equal, value: kueue, effect: NoSchedule}]
+  tolerations: [{key: kept, operator: Exists, effect: NoSchedule}]
 ---
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: WorkloadPriorityClass
@@ -55,15 +53,12 @@ value: 100
 @pytest.fixture(scope="module", autouse=True)
 def cluster(control_plane: ControlPlane, operator: Any, kubectl: Any) -> Iterator[None]:
     """Kueue, and four nodes of 8 GPUs in two racks that only its flavors lead to."""
-    nodes = [kwok.node(number, 8) for number in range(310, 314)]
-    for number, node in enumerate(nodes):
-        node["metadata"]["labels"] |= {"only": "kueue", "rack": f"r{number % 2}"}
-        node["spec"] = {"taints": [TAINT]}
-    kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
-    with kueue.running(control_plane, kubectl, manageJobsWithoutQueueName=True):
+    with (
+        fake_nodes(kubectl, "kueue", numbers := range(310, 314), racks=2, kept=numbers),
+        kueue.running(control_plane, kubectl, manageJobsWithoutQueueName=True),
+    ):
         kubectl("apply", "-f", "-", stdin=CLUSTER)
         yield
-    kubectl("delete", "node", *NODES, "--wait=false")
 
 
 @pytest.fixture
@@ -81,12 +76,8 @@ def _queue(jobs: Jobs, kubectl: Any, flavor: str, gpus: int) -> Iterator[str]:
         "preemption": {"withinClusterQueue": "LowerPriority"},
         "resourceGroups": [{"coveredResources": list(quota), "flavors": quotas}],
     }
-    kubectl(
-        "apply",
-        "-f",
-        "-",
-        stdin=yaml.safe_dump(kind | {"kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec}),
-    )
+    made = kind | {"kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec}
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump(made))
     jobs.apply(kind | {"kind": "LocalQueue", "metadata": {"name": "team"}, "spec": {"clusterQueue": name}})
     yield name
     kubectl("delete", "clusterqueue", name, "--wait=false")
@@ -116,15 +107,11 @@ def _workload(jobs: Jobs, job: str) -> dict[str, Any]:
 
 def _wait(jobs: Jobs, name: str, reason: str, phase: str = "Pending") -> dict[str, Any]:
     def state() -> bool:
-        status = jobs.get("grpo", name).get("status", {})
+        status = jobs.status(name)
         return (status.get("phase"), status.get("summary", {}).get("reason")) == (phase, reason)
 
     wait_until(state, f"{name} is {phase}: {reason}", 60, interval=0.2)
-    return dict(jobs.get("grpo", name)["status"])
-
-
-def _pods(jobs: Jobs, name: str) -> list[dict[str, Any]]:
-    return jobs.list("pod", f"training.grpo.dev/job={name}")
+    return jobs.status(name)
 
 
 def test_environment_pods_are_admitted_with_the_job_and_their_quota_is_given_back(jobs: Jobs, queue: str) -> None:
@@ -133,12 +120,11 @@ def test_environment_pods_are_admitted_with_the_job_and_their_quota_is_given_bac
     jobs.wait_for("acts", "Running", "True")
     sets = _workload(jobs, "acts")["spec"]["podSets"]
     assert [(one["name"], one["count"]) for one in sets] == [("a", 1), ("b", 1), ("boxes", 2)]
-    pods = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in _pods(jobs, "acts")}
-    assert sorted(pods) == ["acts-a-0", "acts-b-0", "acts-boxes-0", "acts-boxes-1"]
-    assert {*pods.values()} <= {*NODES}
-    jobs("patch", "grpo", "acts", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    assert sorted(jobs.pods("acts")) == ["acts-a-0", "acts-b-0", "acts-boxes-0", "acts-boxes-1"]
+    assert {*jobs.nodes("acts")} <= {*NODES}
+    jobs.edit("acts", suspend=True)
     jobs.wait_for("acts", "Suspended", "True")
-    assert not _pods(jobs, "acts")
+    assert not jobs.pods("acts")
     wait_until(lambda: not jobs.list("workloads.kueue.x-k8s.io"), "its Workload is deleted", 30, interval=0.2)
 
 
@@ -150,8 +136,8 @@ def test_a_job_waits_without_pods_until_its_quota_is_free_and_gives_it_back_when
     wait_until(lambda: _workload(jobs, "first")["conditions"].get("PodsReady") == ("True", "Started"), "PodsReady", 30)
     assert [(one["name"], one["count"]) for one in _workload(jobs, "first")["spec"]["podSets"]] == [("a", 1), ("b", 1)]
     _wait_for_usage(jobs, 3)
-    assert {pod["spec"]["nodeName"] for pod in _pods(jobs, "first")} <= {*NODES}
-    assert jobs.get("grpo", "first")["status"]["admission"]["clusterQueue"] == queue
+    assert {*jobs.nodes("first")} <= {*NODES}
+    assert jobs.status("first")["admission"]["clusterQueue"] == queue
     assert len(jobs.list("workloads.kueue.x-k8s.io")) == 1, "StatefulSets and pods have none of their own"
 
     jobs.apply(_queued("second"))
@@ -159,14 +145,13 @@ def test_a_job_waits_without_pods_until_its_quota_is_free_and_gives_it_back_when
     words = "waits in LocalQueue team as Workload second-"
 
     def said() -> bool:
-        message = jobs.get("grpo", "second")["status"]["summary"]["message"]
+        message = jobs.status("second")["summary"]["message"]
         return message.startswith(words) and "insufficient unused quota for nvidia.com/gpu" in message
 
     wait_until(said, "the job quotes Kueue", 30, interval=0.2)
-    assert ("attempt" in waiting, _pods(jobs, "second")) == (False, [])
+    assert ("attempt" in waiting, jobs.pods("second")) == (False, {})
 
-    jobs.finish_pod("first-a-0", 0, outcome(0))
-    jobs.finish_pod("first-b-0", 0, outcome(0))
+    jobs.succeed("first-a-0", "first-b-0")
     jobs.wait_for("second", "Running", "True")
     assert _workload(jobs, "first")["conditions"]["Finished"] == ("True", "Succeeded")
     _wait_for_usage(jobs, 3)
@@ -181,7 +166,7 @@ def test_an_evicted_job_stops_gives_its_quota_back_and_goes_on_once_it_is_admitt
     evicted = _wait(jobs, "low", "Queued")
     said = [one["note"] for one in jobs.list("events.events.k8s.io") if one["reason"] == "Suspending"]
     assert any(note.startswith("Kueue takes its quota back (Preempted)") for note in said), said
-    assert (evicted["restarts"]["total"], "admission" in evicted, _pods(jobs, "low")) == (0, False, [])
+    assert (evicted["restarts"]["total"], "admission" in evicted, jobs.pods("low")) == (0, False, {})
     jobs.wait_for("high", "Running", "True")
     assert _workload(jobs, "high")["spec"]["priority"] == 100
     conditions = _workload(jobs, "low")["conditions"]
@@ -190,10 +175,9 @@ def test_an_evicted_job_stops_gives_its_quota_back_and_goes_on_once_it_is_admitt
     assert (conditions["QuotaReserved"][0], conditions["Admitted"][0]) == ("False", "False")
     _wait_for_usage(jobs, 3)
 
-    for pod in ("high-a-0", "high-b-0"):
-        jobs.finish_pod(pod, 0, outcome(0))
+    jobs.succeed("high-a-0", "high-b-0")
     jobs.wait_for("low", "Running", "True")
-    assert jobs.get("grpo", "low")["status"]["attempt"] == 1
+    assert jobs.status("low")["attempt"] == 1
     assert _workload(jobs, "low")["conditions"]["Evicted"][0] == "False"
 
 
@@ -211,15 +195,11 @@ def test_a_deactivated_workload_stops_the_job_until_it_is_active_again(jobs: Job
 
 def test_topology_key_is_kueues_to_place_one_rack_and_nodes_in_the_order_of_ordinals(jobs: Jobs, kubectl: Any) -> None:
     for _ in _queue(jobs, kubectl, "racks", 32):
-        jobs.apply(
-            _queued(
-                "near",
-                trainer={"groups": [{"name": "a", "replicas": 2, "gpus": 8}]},
-                scheduling={"topologyKey": "rack", "topologyPolicy": "Required"},
-            )
-        )
+        near = {"topologyKey": "rack", "topologyPolicy": "Required"}
+        groups = [{"name": "a", "replicas": 2, "gpus": 8}]
+        jobs.apply(_queued("near", trainer={"groups": groups}, scheduling=near))
         jobs.wait_for("near", "Running", "True")
-        pods = sorted(_pods(jobs, "near"), key=lambda pod: pod["metadata"]["name"])
+        pods = [pod for _, pod in sorted(jobs.pods("near").items())]
         placed = [pod["spec"]["nodeName"] for pod in pods]
         assert placed in (["kwok-310", "kwok-312"], ["kwok-311", "kwok-313"]), placed
         assert all(pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] in placed for pod in pods)
@@ -232,7 +212,7 @@ def test_a_download_begins_once_the_job_is_admitted_and_kueue_leaves_it_alone(jo
     jobs.apply(_queued("fetched", cache={"claimName": "models", "prefetch": True}))
     _wait(jobs, "fetched", "Queued")
     assert jobs.list("job") == []
-    jobs.finish_pod("large-a-0", 0, outcome(0))
+    jobs.succeed("large-a-0")
     _wait(jobs, "fetched", "Downloading")
     finish_download(jobs, "fetched")
     jobs.wait_for("fetched", "Running", "True")

@@ -13,7 +13,7 @@ import pytest
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
 from support.control_plane import audit
-from support.control_plane.operators import Jobs, Operator, install_chart, kubeconfig_of, outcome
+from support.control_plane.operators import Jobs, Operator, install_chart, kubeconfig_of
 
 NAME = "pair"
 Make = Callable[[str], Operator]
@@ -44,15 +44,6 @@ def _stands_by(one: Operator) -> None:
     assert one.get("/healthz") == (200, "ok\n")
 
 
-def _fail(jobs: Jobs) -> None:
-    jobs.finish_pod("job-b-0", 70, outcome(70, "RankFailed", "rank 2: no luck"))
-
-
-def _runs_again(jobs: Jobs, attempt: int) -> None:
-    wait_until(lambda: jobs.get("grpojob", "job")["status"]["attempt"] == attempt, f"attempt {attempt}", 30)
-    jobs.wait_for("job", "Running", "True")
-
-
 def _action(event: dict[str, Any]) -> tuple[str, str]:
     """Return what a write did to which object, as far as a restart does it."""
     about, name = event["objectRef"], event["objectRef"].get("name", "")
@@ -77,20 +68,20 @@ def test_another_operator_takes_over_and_nothing_is_done_twice(
     _stands_by(second)
 
     first.kill()
-    _fail(jobs)
+    jobs.fail("job-b-0")
     jobs.wait_for("job", "Restarting", "True", timeout=25)
-    _runs_again(jobs, 1)
+    jobs.wait_for_attempt("job", 1)
 
     _stands_by(third)
-    _fail(jobs)
+    jobs.fail("job-b-0")
     jobs.wait_for("job", "Restarting", "True")
     second.signal(signal.SIGSTOP)  # in the back-off of 2 s: when it goes on, its pass is overdue
-    _runs_again(jobs, 2)
+    jobs.wait_for_attempt("job", 2)
     second.signal(signal.SIGCONT)
     wait_until(lambda: second.has_ended, "the end of the operator that was paused", 25)
     assert "second does not lead any more: the Lease pair: it was not renewed for 10 s" in second.log.read_text()
 
-    assert jobs.get("grpojob", "job")["status"]["restarts"] == {"total": 2, "counted": 2}
+    assert jobs.status("job")["restarts"] == {"total": 2, "counted": 2}
     assert jobs.get("lease", NAME)["spec"]["holderIdentity"] == "third"
     user = f"system:serviceaccount:{namespace}:{NAME}"
     done = [audit.writes(control_plane.audit_log, user, each.kubeconfig) for each in operators]

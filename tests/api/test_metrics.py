@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_devcluster.progress import wait_until
-from support.control_plane.operators import Jobs, Operator, make_job, outcome
+from support.control_plane.operators import Jobs, Operator, make_job
 from support.control_plane.prometheus import Prometheus, promtool, render_monitoring, scrape_config, write_rules
 from support.trainer.launchers import World
 
@@ -82,14 +82,8 @@ def prometheus(
 ) -> Iterator[Prometheus]:
     """Prometheus, scraping since before the first job; one job was restarted meanwhile, and one failed."""
     folder = tmp_path_factory.mktemp("prometheus")
-    pods = {
-        f"127.0.0.1:{pod.port}": {
-            "namespace": "ns",
-            "pod": pod.name,
-            "__meta_kubernetes_pod_label_training_grpo_dev_job": "job",
-        }
-        for pod in launchers.pods
-    }
+    labels = {"namespace": "ns", "__meta_kubernetes_pod_label_training_grpo_dev_job": "job"}
+    pods = {f"127.0.0.1:{pod.port}": labels | {"pod": pod.name} for pod in launchers.pods}
     service = {f"127.0.0.1:{operator.metrics_port}": {"namespace": "grpo-system", "service": "grpo-operator-metrics"}}
     scrape_configs = [
         scrape_config("grpo-operator", rendered["ServiceMonitor"]["spec"]["endpoints"][0], service),
@@ -102,9 +96,9 @@ def prometheus(
         own_jobs.apply(make_job("failed", failurePolicy={"maxRestarts": 0}))
         for name in ("restarted", "failed"):
             own_jobs.wait_for(name, "Running", "True")
-            own_jobs.finish_pod(f"{name}-b-0", 70, outcome(70, "RankFailed", "rank 2: no luck"))
+            own_jobs.fail(f"{name}-b-0")
         own_jobs.wait_for("failed", "Failed", "True")
-        wait_until(lambda: own_jobs.get("grpojob", "restarted")["status"]["attempt"] == 1, "the second attempt", 80)
+        wait_until(lambda: own_jobs.status("restarted")["attempt"] == 1, "the second attempt", 80)
         yield server
     finally:
         server.close()
@@ -157,12 +151,8 @@ def test_every_metric_of_an_alert_exists_and_the_alert_of_a_failed_job_fires(
 def test_labels_of_jobs_and_pods_come_from_the_cluster_and_not_from_the_pods(
     prometheus: Prometheus, own_jobs: Jobs
 ) -> None:
-    (step,) = prometheus.wait_for("grpo_step")
-    assert {name: step[0][name] for name in ("namespace", "grpojob", "pod")} == {
-        "namespace": "ns",
-        "grpojob": "job",
-        "pod": "pod-0",
-    }
+    ((labels, _),) = prometheus.wait_for("grpo_step")
+    assert labels.items() >= {"namespace": "ns", "grpojob": "job", "pod": "pod-0"}.items()
     assert not prometheus.query('{exported_namespace!=""}')
 
     found = prometheus.wait_for("grpo_rank_gpu_utilization_ratio", lambda vector: len(vector) == 3, timeout=120)
@@ -173,14 +163,8 @@ def test_labels_of_jobs_and_pods_come_from_the_cluster_and_not_from_the_pods(
     kinds = prometheus.wait_for(
         'count by (kind) (grpo_operator_api_requests_total{verb=~"create|apply|update",code=~"20."})'
     )
-    assert {labels["kind"] for labels, _ in kinds} == {
-        "GRPOJob",
-        "Event",
-        "Service",
-        "NetworkPolicy",
-        "ConfigMap",
-        "StatefulSet",
-    }
+    written = {"GRPOJob", "Event", "Service", "NetworkPolicy", "ConfigMap", "StatefulSet"}
+    assert {labels["kind"] for labels, _ in kinds} == written
 
 
 def _jobs_by_phase(operator: Operator, namespace: str) -> dict[str, float]:
@@ -189,13 +173,9 @@ def _jobs_by_phase(operator: Operator, namespace: str) -> dict[str, float]:
             text = response.read().decode()
     except OSError:  # the operator does not serve yet
         return {}
-    samples = [
-        s
-        for family in text_string_to_metric_families(text)
-        if family.name == "grpo_operator_jobs"
-        for s in family.samples
-    ]
-    return {s.labels["phase"]: s.value for s in samples if s.labels["namespace"] == namespace and s.value}
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    found = [(one.labels, one.value) for one in samples if one.name == "grpo_operator_jobs" and one.value]
+    return {labels["phase"]: value for labels, value in found if labels["namespace"] == namespace}
 
 
 def test_jobs_are_counted_right_after_a_restart_and_after_deletion(
@@ -229,7 +209,5 @@ def test_rules_are_sound_and_alerts_fire_when_they_should(rendered: dict[str, di
     cases = Path(__file__).with_name("alerts.yaml").read_text().replace("RULES", str(rules))
     (tests := tmp_path / "tests.yaml").write_text(cases)
     assert "SUCCESS" in promtool("test", "rules", str(tests))
-    tested = set(re.findall(r'alertname="(\w+)"', cases))
-    assert tested == {
-        rule["alert"] for group in rendered["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]
-    }
+    alerts = [rule["alert"] for group in rendered["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]]
+    assert set(re.findall(r'alertname="(\w+)"', cases)) == set(alerts)

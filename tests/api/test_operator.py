@@ -10,53 +10,41 @@ import pytest
 from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, Operator, make_job, outcome
 
-CLAIM = {
-    "apiVersion": "v1",
-    "kind": "PersistentVolumeClaim",
-    "metadata": {"name": "runs"},
-    "spec": {"resources": {"requests": {"storage": "1Gi"}}},
-}
-
-ONCE = {"maxRestarts": 0}
-
 
 def _claim(mode: str) -> dict:
-    return CLAIM | {"spec": CLAIM["spec"] | {"accessModes": [mode]}}
+    spec = {"resources": {"requests": {"storage": "1Gi"}}, "accessModes": [mode]}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs"}, "spec": spec}
 
 
 def test_complete_once_every_pod_is_done_and_scaled_to_zero(jobs: Jobs) -> None:
     jobs.run("done")
-    progress = {
-        "step": 5,
-        "totalSteps": 5,
-        "reward": 0.75,
-        "checkpointStep": 5,
-        "checkpoint": "ns/done/uid/checkpoints/step-5",
-    }
-    jobs.finish_pod("done-b-0", 0, outcome(0))
+    progress = {"step": 5, "totalSteps": 5, "reward": 0.75, "checkpointStep": 5}
+    progress |= {"checkpoint": "ns/done/uid/checkpoints/step-5"}
+    jobs.succeed("done-b-0")
     assert jobs.replicas("done") == {"done-a": 1, "done-b": 1}
     jobs.finish_pod("done-a-0", 0, outcome(0, progress=progress))
     condition = jobs.wait_for("done", "Complete", "True", "TrainingDone")
     assert "checkpoint ns/done/uid/checkpoints/step-5" in condition["message"]
     wait_until(lambda: jobs.replicas("done") == {"done-a": 0, "done-b": 0}, "StatefulSets at 0", 30)
-    status = jobs.get("grpo", "done")["status"]
+    status = jobs.status("done")
     assert status["phase"] == "Succeeded"
     assert status["summary"]["step"] == "5/5"
     assert status["progress"]["reward"] == 0.75
     assert {m["pod"]: m["outcome"]["exitCode"] for m in status["members"]} == {"done-a-0": 0, "done-b-0": 0}
     jobs("wait", "--for=condition=Complete", "grpo/done", "--timeout=1s")
+    events = json.loads(jobs("get", "events.events.k8s.io", "-o", "json"))["items"]
+    reasons = sorted(one["reason"] for one in events if one["regarding"]["kind"] == "GRPOJob")
+    if "Scheduled" in reasons:  # only where its pods took seconds to become ready
+        reasons.remove("Scheduled")
+    assert reasons == ["Accepted", "Complete", "RestartsFromStepZero", "Running"], "each once"
 
 
 def test_a_replaced_pod_is_seen_by_an_operator_that_was_down(jobs: Jobs, operator: Operator) -> None:
-    jobs.run("away", failurePolicy=ONCE)
+    jobs.run("away", failurePolicy={"maxRestarts": 0})
     uid = jobs.get("pod", "away-b-0")["metadata"]["uid"]
     with operator.down():
         jobs("delete", "pod", "away-b-0", "--force", "--grace-period=0")
-        wait_until(
-            lambda: any(p["metadata"]["uid"] != uid for p in jobs.list("pod", "training.grpo.dev/group=b")),
-            "another pod",
-            20,
-        )
+        wait_until(lambda: jobs.uids("away").get("away-b-0") not in (None, uid), "another pod", 20)
     jobs.wait_for("away", "Failed", "True", "PodReplaced")
 
 
@@ -65,7 +53,7 @@ def test_a_claim_must_exist_and_be_shared_before_the_job_is_accepted(jobs: Jobs)
     jobs.apply(make_job("stored", claim="runs", trainer={"groups": [{"name": "a", "gpus": 1}]}, generation=engine))
     condition = jobs.wait_for("stored", "Accepted", "False", "ClaimNotFound")
     assert "spec.storage.claimName" in condition["message"]
-    assert jobs.get("grpo", "stored")["status"]["phase"] == "Invalid"
+    assert jobs.status("stored")["phase"] == "Invalid"
     jobs.apply(_claim("ReadWriteOnce"))
     condition = jobs.wait_for("stored", "Accepted", "False", "ClaimNotReadWriteMany")
     assert "each of 2 pods writes to it; use a claim with ReadWriteMany" in condition["message"]
@@ -101,19 +89,6 @@ def test_a_pod_template_that_the_api_server_refuses_is_reported_and_can_be_fixed
     spread = {"topologyKey": "kubernetes.io/hostname", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}
     odd |= {"initContainers": [{"name": "get", "image": "g"}, sidecar], "topologySpreadConstraints": [spread]}
     common = {"commonLabels": {"team": "x"}, "commonAnnotations": {"owner": "me"}}
-    jobs.apply(make_job("template", podTemplate={"volumes": [], "volumeMounts": [], **odd}, **common))
-    jobs.wait_for("template", "Running", "True")
+    jobs.run("template", podTemplate={"volumes": [], "volumeMounts": [], **odd}, **common)
     kinds = ["StatefulSet", "Service", "ConfigMap", "NetworkPolicy", "Pod"]
     assert {one["kind"] for one in jobs.list(",".join(kinds), "team=x")} == set(kinds)
-
-
-def test_each_event_is_emitted_once(jobs: Jobs) -> None:
-    jobs.run("once")
-    jobs.finish_pod("once-a-0", 0, outcome(0))
-    jobs.finish_pod("once-b-0", 0, outcome(0))
-    jobs.wait_for("once", "Complete", "True")
-    events = json.loads(jobs("get", "events.events.k8s.io", "-o", "json"))["items"]
-    reasons = sorted(e["reason"] for e in events if e["regarding"]["kind"] == "GRPOJob")
-    if "Scheduled" in reasons:  # only where its pods took seconds to become ready
-        reasons.remove("Scheduled")
-    assert reasons == ["Accepted", "Complete", "RestartsFromStepZero", "Running"]

@@ -13,7 +13,7 @@ import yaml
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_operator.api import names
 from support.control_plane import audit, rights
-from support.control_plane.operators import Jobs, Operator, Release, install_chart, make_job, outcome
+from support.control_plane.operators import Jobs, Operator, Release, install_chart, make_job
 
 FINALIZERS = ("training.grpo.dev", "grpojobs/finalizers", "update")
 
@@ -61,24 +61,17 @@ def test_cluster_wide_every_right_is_used_and_none_is_missing(
 
 def test_children_are_refused_without_the_right_to_finalizers(kubectl: Any, release: Release, jobs: Jobs) -> None:
     """This API server runs the same admission plugin as OpenShift."""
-    jobs.apply(make_job("owner"))
-    jobs.wait_for("owner", "Running", "True")
+    jobs.run("owner")
     child = jobs.list("configmap", "training.grpo.dev/job=owner")[0]
     assert child["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] is True
     child["metadata"] = {key: child["metadata"][key] for key in ("namespace", "ownerReferences")} | {"name": "child"}
-    rules = [
-        rule for rule in _roles(kubectl, release, None)[0]["rules"] if "grpojobs/finalizers" not in rule["resources"]
-    ]
+    all_rules = _roles(kubectl, release, None)[0]["rules"]
+    rules = [rule for rule in all_rules if "grpojobs/finalizers" not in rule["resources"]]
     kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "fewer", "namespace": jobs.namespace}}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "fewer"}
     subject = {"kind": "User", "name": "fewer", "apiGroup": "rbac.authorization.k8s.io"}
-    jobs("apply", "-f", "-", stdin=yaml.safe_dump(kind | {"kind": "Role", "rules": rules}))
-    jobs(
-        "apply",
-        "-f",
-        "-",
-        stdin=yaml.safe_dump(kind | {"kind": "RoleBinding", "roleRef": reference, "subjects": [subject]}),
-    )
+    jobs.apply(kind | {"kind": "Role", "rules": rules})
+    jobs.apply(kind | {"kind": "RoleBinding", "roleRef": reference, "subjects": [subject]})
     create = ("create", "--dry-run=server", "-f", "-")
     with pytest.raises(RuntimeError, match="cannot set blockOwnerDeletion"):
         jobs(*create, "--as=fewer", stdin=yaml.safe_dump(child))
@@ -115,8 +108,7 @@ def test_two_namespaced_releases_side_by_side(
                 rights.recreate_unseen(mine, control_plane)
                 rights.judge(mine, "GRPODefaults")
             rights.begin(mine)
-            for pod in ("other-a-0", "other-b-0"):
-                theirs.finish_pod(pod, 0, outcome(0))
+            theirs.succeed("other-a-0", "other-b-0")
             theirs.wait_for("other", "Complete", "True")
         with _running(control_plane, first, "--no-network-policies"):
             rights.lose_its_policy(mine)

@@ -13,25 +13,21 @@ from click.testing import CliRunner
 
 from grpo_cli.main import main
 from grpo_devcluster.progress import wait_until
-from support.control_plane.operators import Jobs, make_job
+from support.control_plane.operators import Jobs, conditions, make_job
 
 ONE = {"trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 1}]}}
 OF_THE_CLUSTER = "validatingadmissionpolicybinding,validatingadmissionpolicy,validatingwebhookconfiguration"
 SECONDS = 10
 """Within which the words must stand in the job."""
 
-POLICY = {
-    "apiVersion": "admissionregistration.k8s.io/v1",
-    "kind": "ValidatingAdmissionPolicy",
-    "spec": {
-        "matchConstraints": {
-            "resourceRules": [
-                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-            ]
-        },
-        "validations": [{"expression": "'owner' in object.metadata.labels", "message": "pods need the label owner"}],
-    },
-}
+PODS = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+OWNED = {"expression": "'owner' in object.metadata.labels", "message": "pods need the label owner"}
+ADMISSION = "admissionregistration.k8s.io/v1"
+
+
+def _of(jobs: Jobs) -> dict[str, Any]:
+    """Select the test's namespace."""
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": jobs.namespace}}}
 
 
 def _lacks_quota(jobs: Jobs) -> None:
@@ -48,12 +44,11 @@ def _violates_pod_security(jobs: Jobs) -> None:
 
 
 def _lacks_a_label(jobs: Jobs) -> None:
-    here = {"matchLabels": {"kubernetes.io/metadata.name": jobs.namespace}}
-    named: dict[str, Any] = {"metadata": {"name": jobs.namespace}}
-    jobs.apply(POLICY | named)
-    binding = {"policyName": jobs.namespace, "validationActions": ["Deny"]}
-    bound = {"apiVersion": POLICY["apiVersion"], "kind": "ValidatingAdmissionPolicyBinding"}
-    jobs.apply(bound | named | {"spec": binding | {"matchResources": {"namespaceSelector": here}}})
+    named: dict[str, Any] = {"apiVersion": ADMISSION, "metadata": {"name": jobs.namespace}}
+    policy = {"matchConstraints": {"resourceRules": [PODS]}, "validations": [OWNED]}
+    jobs.apply(named | {"kind": "ValidatingAdmissionPolicy", "spec": policy})
+    binding = {"policyName": jobs.namespace, "validationActions": ["Deny"], "matchResources": _of(jobs)}
+    jobs.apply(named | {"kind": "ValidatingAdmissionPolicyBinding", "spec": binding})
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "any-"}}
     pod["spec"] = {"containers": [{"name": "any", "image": "any"}]}
 
@@ -68,30 +63,20 @@ def _lacks_a_label(jobs: Jobs) -> None:
 
 
 def _meets_a_dead_webhook(jobs: Jobs) -> None:
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-    hook = {
-        "name": "dead.example.com",
-        "clientConfig": {"url": "https://127.0.0.1:1/"},
-        "rules": [rule],
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": jobs.namespace}},
-        "sideEffects": "None",
-        "admissionReviewVersions": ["v1"],
-    }
-    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
+    hook = {"name": "dead.example.com", "clientConfig": {"url": "https://127.0.0.1:1/"}, "rules": [PODS]}
+    hook |= {"sideEffects": "None", "admissionReviewVersions": ["v1"]} | _of(jobs)
+    kind = {"apiVersion": ADMISSION, "kind": "ValidatingWebhookConfiguration"}
     jobs.apply(kind | {"metadata": {"name": jobs.namespace}, "webhooks": [hook]})
 
 
 HUGE = {"resources": {"limits": {"cpu": "8", "memory": "64Gi"}}}
+ROOT_USER = {"securityContext": {"runAsNonRoot": False}}
+AS_ROOT = 'violates PodSecurity "restricted:latest": runAsNonRoot != true'
 CASES = {
     "quota": (_lacks_quota, {}, "QuotaExceeded", "failed quota: compute: must specify limits.cpu"),
     "used-up": (_lacks_quota, HUGE, "QuotaExceeded", "exceeded quota: compute, requested: limits.cpu=8"),
     "range": (_exceeds_its_range, HUGE, "ChildRefused", "maximum memory usage per Container is 1Gi"),
-    "restricted": (
-        _violates_pod_security,
-        {"securityContext": {"runAsNonRoot": False}},
-        "ChildRefused",
-        'violates PodSecurity "restricted:latest": runAsNonRoot != true',
-    ),
+    "restricted": (_violates_pod_security, ROOT_USER, "ChildRefused", AS_ROOT),
     "policy": (_lacks_a_label, {}, "ChildRefused", "pods need the label owner"),
     "webhook": (_meets_a_dead_webhook, {}, "ChildRefused", 'failed calling webhook "dead.example.com"'),
 }
@@ -112,10 +97,8 @@ def test_the_words_of_a_refusal_stand_in_the_job_within_seconds(jobs: Jobs, kube
             refused = place.wait_for("refused", "Scheduled", "False", reason, timeout=SECONDS)
             assert refused["message"].startswith("0 of 1 pod exists; the cluster refuses pod refused-a-0"), name
             assert words in refused["message"], name
-            events = [
-                one["note"] for one in place.list("events.events.k8s.io") if one["regarding"]["kind"] == "GRPOJob"
-            ]
-            assert any(words in note for note in events), name
+            events = [one for one in place.list("events.events.k8s.io") if one["regarding"]["kind"] == "GRPOJob"]
+            assert any(words in one["note"] for one in events), name
             assert words in place("get", "grpo", "refused", "-o", "wide"), name
             where = ("--kubeconfig", str(kubeconfig), "--namespace", place.namespace)
             assert words in " ".join(CliRunner().invoke(main, ["status", "refused", *where]).output.split()), name
@@ -129,26 +112,20 @@ def test_a_volume_that_cannot_be_mounted_stands_in_the_job_within_seconds(jobs: 
     jobs.run("mounts", **ONE)
     container = {"name": "grpo", "ready": False, "restartCount": 0, "image": "i", "imageID": ""}
     container["state"] = {"waiting": {"reason": "ContainerCreating"}}
-    conditions = [
-        {"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady", "PodReadyToStartContainers")
-    ]
-    patch = json.dumps({"status": {"containerStatuses": [container], "conditions": conditions}})
-    jobs("patch", "pod", "mounts-a-0", "--subresource=status", "--type=strategic", "-p", patch)
+    unready = [*conditions(False), {"type": "PodReadyToStartContainers", "status": "False"}]
+    jobs.report("mounts-a-0", containerStatuses=[container], conditions=unready)
     starting = jobs.wait_for("mounts", "Running", "False", "Starting")
     assert starting["message"] == "0 of 1 pod is ready; no longer ready: mounts-a-0"
 
     missing = 'MountVolume.SetUp failed for volume "creds" : secret "creds" not found'
     pod = jobs.get("pod", "mounts-a-0")["metadata"]
-    for reason, words in (
-        ("FailedScheduling", "of another time"),
-        ("FailedMount", missing),
-        ("Unhealthy", "a probe's"),
-    ):
+    said = (("FailedScheduling", "of another time"), ("FailedMount", missing), ("Unhealthy", "a probe's"))
+    for reason, words in said:
         at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         about = {"kind": "Pod", "apiVersion": "v1"} | {key: pod[key] for key in ("namespace", "name", "uid")}
         event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": reason.lower()}, "type": "Warning"}
-        said = {"reason": reason, "message": words, "lastTimestamp": at, "source": {"component": "kubelet"}}
-        jobs.apply(event | said | {"involvedObject": about})
+        event |= {"reason": reason, "message": words, "lastTimestamp": at, "source": {"component": "kubelet"}}
+        jobs.apply(event | {"involvedObject": about})
     waits = jobs.wait_for("mounts", "Running", "False", "ContainerWaiting", timeout=3 * SECONDS)
     where = f"pod mounts-a-0 on node {jobs.get('pod', 'mounts-a-0')['spec']['nodeName']}"
     assert waits["message"] == f"{where}: FailedMount: {missing}"

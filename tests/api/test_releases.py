@@ -60,18 +60,8 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _knows_suspend(jobs: Jobs) -> bool:
     """Whether the API server keeps the field `suspend` and does not drop it."""
-    made = json.loads(
-        jobs("create", "--dry-run=server", "--validate=false", "-o", "json", "-f", "-", stdin=json.dumps(_suspended()))
-    )
-    return "suspend" in made["spec"]
-
-
-def _suspended() -> dict[str, Any]:
-    return make_job("asked", suspend=True)
-
-
-def _pod_uids(jobs: Jobs) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in jobs.list("pod", "training.grpo.dev/job=stays")}
+    create = ("create", "--dry-run=server", "--validate=false", "-o", "json", "-f", "-")
+    return "suspend" in json.loads(jobs(*create, stdin=json.dumps(make_job("asked", suspend=True))))["spec"]
 
 
 def _go_back(control_plane: ControlPlane, jobs: Jobs) -> None:
@@ -106,14 +96,11 @@ def _run_with_an_older_crd(operator: Operator, jobs: Jobs) -> None:
 def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jobs(
     control_plane: ControlPlane, operator: Operator, jobs: Jobs, helm: Helm, kubectl: Any, older: Path
 ) -> None:
-    jobs.apply(make_job("stays"))
-    jobs.wait_for("stays", "Running", "True")
-    uid, pods = jobs.get("grpo", "stays")["metadata"]["uid"], _pod_uids(jobs)
+    jobs.run("stays")
+    uid, pods = jobs.get("grpo", "stays")["metadata"]["uid"], jobs.uids("stays")
     where = ("--namespace", jobs.namespace, "--set", f"watchNamespaces={{{jobs.namespace}}}")
     with operator.down():
-        with pytest.raises(
-            RuntimeError, match=r'CustomResourceDefinition "grpo\w+\.training\.grpo\.dev".* invalid ownership metadata'
-        ):
+        with pytest.raises(RuntimeError, match=r'CustomResourceDefinition "grpo\w+\..* invalid ownership metadata'):
             helm("install", "mine", str(older), *where)
         helm("install", "mine", str(older), *where, "--take-ownership", "--force-conflicts")
         wait_until(lambda: not _knows_suspend(jobs), "the older CRD is served", 30, interval=0.2)
@@ -121,21 +108,17 @@ def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jo
         wait_until(lambda: _knows_suspend(jobs), "the newer CRD is served", 30, interval=0.2)
         _go_back(control_plane, jobs)
         _run_with_an_older_crd(operator, jobs)
-        assert _pod_uids(jobs) == pods
+        assert jobs.uids("stays") == pods
         helm("upgrade", "mine", str(CHART), *where)
         wait_until(lambda: _knows_suspend(jobs), "the newer CRD is served again", 30, interval=0.2)
         helm("uninstall", "mine", "--namespace", jobs.namespace)
         assert kubectl("get", "crd", *CRDS, "-o", "name")
         stays = jobs.get("grpo", "stays")
         assert (stays["metadata"]["uid"], stays["status"]["phase"]) == (uid, "Running")
-        assert _pod_uids(jobs) == pods
-    labels = (
-        "app.kubernetes.io/managed-by=Helm",
-        "meta.helm.sh/release-name=again",
-        f"meta.helm.sh/release-namespace={jobs.namespace}",
-    )
-    kubectl("label", "crd", *CRDS, "--overwrite", labels[0])
-    kubectl("annotate", "crd", *CRDS, "--overwrite", *labels[1:])
+        assert jobs.uids("stays") == pods
+    owner = ("meta.helm.sh/release-name=again", f"meta.helm.sh/release-namespace={jobs.namespace}")
+    kubectl("label", "crd", *CRDS, "--overwrite", "app.kubernetes.io/managed-by=Helm")
+    kubectl("annotate", "crd", *CRDS, "--overwrite", *owner)
     helm("install", "again", str(CHART), *where)
     assert "suspend" in jobs("explain", "grpojob.spec")
 
@@ -143,8 +126,7 @@ def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jo
 def test_an_attempt_keeps_the_contract_that_another_release_of_the_operator_wrote(
     operator: Operator, jobs: Jobs
 ) -> None:
-    jobs.apply(make_job("upgraded"))
-    jobs.wait_for("upgraded", "Running", "True")
+    jobs.run("upgraded")
     with operator.down():
         written = jobs.get("configmap", "upgraded-0")
         contract = written["data"]["contract.json"].replace("{", '{"aFieldOfAnotherRelease": 1,', 1)
@@ -154,9 +136,7 @@ def test_an_attempt_keeps_the_contract_that_another_release_of_the_operator_wrot
         jobs("delete", "configmap", "upgraded-0")
         jobs.apply(written)
     jobs("scale", "statefulset", "upgraded-b", "--replicas=3")
-    wait_until(
-        lambda: jobs.get("statefulset", "upgraded-b")["spec"]["replicas"] == 1, "the operator corrects the scale", 20
-    )
+    wait_until(lambda: jobs.replicas("upgraded")["upgraded-b"] == 1, "the operator corrects the scale", 20)
     assert jobs.get("configmap", "upgraded-0")["data"]["contract.json"] == contract
 
 
@@ -196,10 +176,7 @@ def test_the_check_of_an_installation_says_what_is_wrong_and_needs_no_other_righ
         "containers": [{"name": "operator", "image": "example.invalid/any"}],
     }
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump(stand_in | {"spec": spec}))
-    address = {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}}
-    kubectl(
-        "patch", "pod", "operator", "-n", namespace, "--subresource=status", "--type=merge", "-p", json.dumps(address)
-    )
+    Jobs(kubectl, namespace).report("operator", podIP="127.0.0.1", podIPs=[{"ip": "127.0.0.1"}])
     assert "the operator does not answer on http://127.0.0.1:1/healthz" in check(1, 0).stderr
     well = check(operator.port, 30)
     assert (well.returncode, well.stderr) == (0, "")
@@ -219,9 +196,8 @@ def test_a_release_that_would_overlap_another_is_refused(helm: Helm, namespace: 
     with pytest.raises(RuntimeError, match=r"already runs the jobs of "):
         install("everything", other_namespace)
     install("everything", other_namespace, more=("--set", "refuseOverlap=false"))
-    with pytest.raises(
-        RuntimeError, match=f"release everything in namespace {other_namespace} already runs the jobs of all namespaces"
-    ):
+    taken = f"release everything in namespace {other_namespace} already runs the jobs of all namespaces"
+    with pytest.raises(RuntimeError, match=taken):
         helm("upgrade", "two", str(CHART), "--namespace", other_namespace, "--reuse-values")
     helm("uninstall", "everything", "--namespace", other_namespace)
     helm("upgrade", "two", str(CHART), "--namespace", other_namespace, "--reuse-values")

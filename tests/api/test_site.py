@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from grpo_cli.main import main as grpo
 from grpo_devcluster.progress import wait_until
 from grpo_operator.api.names import API_VERSION, DEFAULTS_KINDS, DEFAULTS_NAME
-from support.control_plane.operators import Jobs, make_job, outcome
+from support.control_plane.operators import Jobs, make_job
 
 CLUSTER, NAMESPACE = DEFAULTS_KINDS
 TOLERATION = {"key": "gpus", "operator": "Exists"}
@@ -52,8 +52,7 @@ def site(jobs: Jobs) -> Iterator[Jobs]:
 def test_a_job_has_what_its_site_sets_and_keeps_it_in_later_attempts(site: Jobs) -> None:
     for kind in DEFAULTS_KINDS:
         assert _wait_until_judged(site, kind) == "True: jobs that begin from now on have these values"
-    site.apply(make_job("old", failurePolicy={"backoffSeconds": 0}))
-    site.wait_for("old", "Running", "True")
+    site.run("old", failurePolicy={"backoffSeconds": 0})
 
     def shown(name: str) -> tuple[str, ...]:
         pod = site.get("pod", name)
@@ -65,15 +64,11 @@ def test_a_job_has_what_its_site_sets_and_keeps_it_in_later_attempts(site: Jobs)
     _set(site, NAMESPACE, defaults={"commonLabels": {"site": "later"}})
     site.run("new")
     assert shown("new-a-0") == ("later", "z", "team")
-    site.finish_pod("old-b-0", 70, outcome(70, "RankFailed", "killed"))
-    wait_until(lambda: site.get("grpo", "old")["status"].get("attempt") == 1, "the second attempt", 30)
-    site.wait_for("old", "Running", "True")
+    site.fail("old-b-0")
+    site.wait_for_attempt("old", 1)
     assert shown("old-b-0") == ("near", "z", "team")
-    kept = site.get("grpo", "old")["status"]["site"]
-    assert {kind: one["defaults"]["commonLabels"]["site"] for kind, one in kept.items()} == {
-        CLUSTER: "far",
-        NAMESPACE: "near",
-    }
+    kept = {kind: one["defaults"]["commonLabels"]["site"] for kind, one in site.status("old")["site"].items()}
+    assert kept == {CLUSTER: "far", NAMESPACE: "near"}
 
 
 def test_render_and_status_say_where_values_are_from(site: Jobs, kubeconfig: Path, tmp_path: Path) -> None:
@@ -106,9 +101,8 @@ def test_a_job_that_sets_otherwise_what_is_enforced_waits_and_says_why(site: Job
     site.apply(make_job("other", commonAnnotations={"cost": "mine"}))
     said = site.wait_for("other", "Accepted", "False", "RefusedBySite")["message"]
     assert f"spec.commonAnnotations.cost: {CLUSTER} default enforces team; set this, or leave it out" in said
-    assert site.get("grpo", "other")["status"]["phase"] == "Invalid"
-    patch = {"spec": {"commonAnnotations": {"cost": None}}}
-    site("patch", "grpo", "other", "--type=merge", "-p", json.dumps(patch))
+    assert site.status("other")["phase"] == "Invalid"
+    site.edit("other", commonAnnotations={"cost": None})
     site.wait_for("other", "Running", "True")
     assert site.get("pod", "other-a-0")["metadata"]["annotations"]["cost"] == "team"
 

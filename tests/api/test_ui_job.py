@@ -1,12 +1,9 @@
 """The page of `grpo ui` in headless Chromium shows a job of a real API server, or that the server does not answer."""
 
-import asyncio
 import json
+import re
 import shutil
-import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,59 +22,32 @@ from grpo_spec.reports import Progress
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.status_server import Status, serving
 from grpo_workload.reporting.progress_files import write_progress
-from support.browser import complaints, open_page, text, wait_for
-from support.control_plane.operators import Jobs, make_job, outcome
+from support.browser import complaints, in_a_thread, open_page, text, wait_for
+from support.control_plane.operators import Jobs, make_job
 from support.paths import RUN_FOLDER as RUN
 from support.trainer.launchers import free_ports
 
 SCRIPT = "<script>document.title = 'taken over'</script><img src=x onerror=\"document.title = 'taken over'\">"
 
 
-@contextmanager
-def _launcher(place: Place) -> Iterator[None]:
-    """Run the launcher's own HTTP servers here, since fake nodes run no pods."""
-    loop, ready, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def serve() -> None:
-        async with serving(Status(place)):
-            ready.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    assert ready.wait(30)
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(ended.set)
-        thread.join(30)
-        loop.close()
-
-
 def _place(jobs: Jobs, name: str, attempt: int, tmp_path: Path) -> Place:
     contract = Contract.model_validate_json(jobs.get("configmap", f"{name}-{attempt}")["data"]["contract.json"])
     data = tmp_path / "data"
     shutil.copytree(RUN, data / contract.job.run, dirs_exist_ok=True)
-    return Place(
-        contract=contract,
-        pod=contract.master.pod,
-        pod_uid="",
-        state_dir=tmp_path,
-        termination_log=tmp_path / "termination-log",
-        data_dir=data,
-    )
+    here = {"state_dir": tmp_path, "termination_log": tmp_path / "termination-log", "data_dir": data}
+    return Place(contract=contract, pod=contract.master.pod, pod_uid="", **here)
 
 
 def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
     browser: webdriver.Chrome, jobs: Jobs, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs.apply(make_job("shown", failurePolicy={"maxRestarts": 0}, rendezvous={"statusPort": free_ports(1)[0]}))
-    jobs.wait_for("shown", "Running", "True")
+    jobs.run("shown", failurePolicy={"maxRestarts": 0}, rendezvous={"statusPort": free_ports(1)[0]})
     source = ClusterSource(connect(str(kubeconfig), None, jobs.namespace), "shown")
     source.refresh()
     assert "no connection to pod shown-a-0" in source.shown.note, "a fake node forwards no ports"
     write_progress(tmp_path, Progress(step=8, total_steps=40, advice="run 3 engines in place of 2"))
-    with _launcher(_place(jobs, "shown", 0, tmp_path)), open_page(browser, source, "ranks"):
+    launcher = serving(Status(_place(jobs, "shown", 0, tmp_path)))  # fake nodes run no pods
+    with in_a_thread(launcher), open_page(browser, source, "ranks"):
 
         def directly(_api: object, _namespace: str, pod: str, port: int, path: str) -> Any:
             assert pod == "shown-a-0"
@@ -99,7 +69,7 @@ def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
         browser.find_element(By.ID, "tab-ranks").click()
         assert "1 of 1 ready" in text(browser, "#ranks")
         assert {"shown-a-0", "shown-b-0"} <= set(text(browser, "#ranks table").split())
-        jobs.finish_pod("shown-b-0", 70, outcome(70, "RankFailed", f"rank 2: ValueError: {SCRIPT}"))
+        jobs.fail("shown-b-0", f"rank 2: ValueError: {SCRIPT}")
         wait_for("the failure", lambda: "RankFailed: shown-b-0" in text(browser, "#failure b"))
         assert f"rank 2: ValueError: {SCRIPT}" in text(browser, "#failure pre")
         wait_for("the end", lambda: text(browser, "#phase") == "Failed")
@@ -124,12 +94,7 @@ def test_a_cluster_that_does_not_answer_is_reported(
     browser: webdriver.Chrome, kubeconfig: Path, tmp_path: Path
 ) -> None:
     away = tmp_path / "kubeconfig"
-    away.write_text(
-        "\n".join(
-            f"{line.split('server:')[0]}server: https://127.0.0.1:1" if "server:" in line else line
-            for line in kubeconfig.read_text().splitlines()
-        )
-    )
+    away.write_text(re.sub("server: .*", "server: https://127.0.0.1:1", kubeconfig.read_text()))
     with open_page(browser, ClusterSource(connect(str(away), None, "default"), "any")):
         wait_for("the error", lambda: "the API server does not answer" in text(browser, ".banner.bad"))
         assert "Nothing has been read yet" in text(browser, ".banner.bad")

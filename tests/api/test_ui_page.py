@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import uuid
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,20 +79,16 @@ def test_readmes_picture_is_made_of_a_run(browser: webdriver.Chrome, run: Path, 
 
 def test_a_run_has_its_curves_which_grow_with_it(browser: webdriver.Chrome, run: Path) -> None:
     def points() -> int:
-        path = browser.execute_script(
-            "return document.querySelector('[data-metric=reward] path.line')?.getAttribute('d')"
-        )
-        return str(path or "").count(",")
+        line = "document.querySelector('[data-metric=reward] path.line')"
+        return str(browser.execute_script(f"return {line}?.getAttribute('d')") or "").count(",")
 
+    found = partial(browser.find_elements, By.CSS_SELECTOR)
     with open_page(browser, FolderSource(run)):
         wait_for("the reward's curve", lambda: points() == 8)
         rewards = [json.loads(line)["reward"] for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert float(text(browser, "[data-metric=reward] output")) == pytest.approx(rewards[-1], abs=0.001)
-        assert len(browser.find_elements(By.CSS_SELECTOR, "article[data-metric] svg")) >= 10
-        wait_for(
-            "seconds of training, step by step",
-            lambda: len(browser.find_elements(By.CSS_SELECTOR, "#phases rect.part-4")) == 8,
-        )
+        assert len(found("article[data-metric] svg")) >= 10
+        wait_for("training, step by step", lambda: len(found("#phases rect.part-4")) == 8)
         assert "step 8" in text(browser, "#progress-text")
         last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
         with (run / "metrics.jsonl").open("a") as file:
@@ -101,23 +98,15 @@ def test_a_run_has_its_curves_which_grow_with_it(browser: webdriver.Chrome, run:
         browser.find_element(By.CSS_SELECTOR, ".picker summary").click()
         browser.find_element(By.CSS_SELECTOR, "input[value='num_tokens']").click()
         browser.find_element(By.CSS_SELECTOR, ".picker summary").click()
-        wait_for(
-            "a metric that was picked",
-            lambda: browser.find_elements(By.CSS_SELECTOR, "[data-metric=num_tokens] path.line"),
-        )
+        wait_for("a metric that was picked", lambda: found("[data-metric=num_tokens] path.line"))
         browser.find_element(By.ID, "tab-ranks").click()
-        wait_for("the ranks", lambda: len(browser.find_elements(By.CSS_SELECTOR, "#rank-table tbody tr")) == 3)
+        wait_for("the ranks", lambda: len(found("#rank-table tbody tr")) == 3)
         assert complaints(browser) == []
 
 
 def test_a_completion_is_text_whatever_it_says(browser: webdriver.Chrome, run: Path) -> None:
-    row = {
-        "step": 7,
-        "prompt": [{"role": "user", "content": SCRIPT}],
-        "completion": SCRIPT,
-        "reward": 1.0,
-        "advantage": -0.5,
-    }
+    row = {"step": 7, "completion": SCRIPT, "reward": 1.0, "advantage": -0.5}
+    row |= {"prompt": [{"role": "user", "content": SCRIPT}]}
     (run / "completions.jsonl").write_text(json.dumps(row) + "\n")
     with open_page(browser, FolderSource(run), "completions"):
         wait_for("the completion", lambda: browser.find_elements(By.CSS_SELECTOR, ".answer"))
@@ -127,10 +116,7 @@ def test_a_completion_is_text_whatever_it_says(browser: webdriver.Chrome, run: P
         assert browser.title == "run · grpo"
         # If text ever became an element, the Content Security Policy would stop it.
         browser.execute_script("document.querySelector('main').innerHTML = arguments[0]", SCRIPT)
-        wait_for(
-            "the policy's complaint",
-            lambda: any("Content Security Policy" in complaint for complaint in complaints(browser)),
-        )
+        wait_for("the complaint", lambda: any("Content Security Policy" in one for one in complaints(browser)))
         assert browser.title == "run · grpo"
 
 
@@ -147,13 +133,8 @@ def test_an_episode_is_shown_turn_by_turn_and_a_lost_one_by_its_cause(browser: w
     (run / "completions.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(none)}\n")
     with open_page(browser, FolderSource(run), "completions"):
         wait_for("both", lambda: len(browser.find_elements(By.CSS_SELECTOR, ".answer")) == 2)
-        assert texts(browser, ".said .quiet") == [
-            "prompt",
-            "completion · 9 tokens",
-            "tool add · 4 tokens read",
-            "completion · 5 tokens",
-            "prompt",
-        ]
+        heads = ["prompt", "completion · 9 tokens", "tool add · 4 tokens read", "completion · 5 tokens", "prompt"]
+        assert texts(browser, ".said .quiet") == heads
         assert texts(browser, ".said pre")[1:4] == ['→ add({"a":1})', SCRIPT, "It is 3."]
         assert "calls, 1 failed" in texts(browser, ".score .quiet")
         assert text(browser, ".answer p.bad") == "lost (timeout), counts nowhere: it hangs"
@@ -188,9 +169,8 @@ def test_the_page_follows_the_system_theme_unless_one_is_chosen(browser: webdriv
         return sum(int(part) for part in color[4:-1].split(",")) / 3
 
     def prefer(scheme: str) -> None:
-        browser.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        )
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     with open_page(browser, FolderSource(run)):
         prefer("light")

@@ -16,17 +16,14 @@ from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
 from grpo_operator.api import names
 from grpo_operator.api.crd import crd, render
-from support.control_plane.operators import Jobs, Operator, Release, make_job, outcome
+from support.control_plane.operators import Jobs, Operator, Release, make_job
 
 THEIRS = Path(__file__).parent / "programs" / "operator_of_another_release.py"
-JOB = make_job(
-    "stays",
-    generation={
-        "topology": "Server",
-        "server": {"groups": [{"name": "gen", "gpus": 1}], "elastic": {"replicas": 2, "maxReplicas": 3}},
-    },
-    failurePolicy={"onGenerationFailure": "RestartGeneration", "backoffSeconds": 0},
-)
+ENGINES = {"groups": [{"name": "gen", "gpus": 1}], "elastic": {"replicas": 2, "maxReplicas": 3}}
+SPEC = {
+    "generation": {"topology": "Server", "server": ENGINES},
+    "failurePolicy": {"onGenerationFailure": "RestartGeneration", "backoffSeconds": 0},
+}
 OLDER = make_job("older", network={"rdmaCount": 2}, failurePolicy={"backoffSeconds": 0})
 CRD = "grpojobs.training.grpo.dev"
 
@@ -56,14 +53,6 @@ def theirs(control_plane: ControlPlane, release: Release, operator: Operator) ->
         other.start()
         yield other
         other.kill()
-
-
-def _pods(jobs: Jobs) -> dict[str, dict[str, Any]]:
-    return {pod["metadata"]["name"]: pod for pod in jobs.list("pod", "training.grpo.dev/job=stays")}
-
-
-def _uids(jobs: Jobs) -> dict[str, str]:
-    return {name: pod["metadata"]["uid"] for name, pod in _pods(jobs).items()}
 
 
 def _release_of(pod: dict[str, Any]) -> str:
@@ -97,9 +86,8 @@ def test_a_job_that_a_newer_rule_refuses_goes_on(
     new = OLDER | {"metadata": {"name": "new"}}
     wait_until(lambda: not _is_accepted(jobs, new), "our CRD refuses such a job", 60, interval=0.2)
     operator.start()
-    jobs.finish_pod("older-b-0", 70, outcome(70, "RankFailed", "rank 2: RuntimeError: no luck"))
-    wait_until(lambda: jobs.get("grpo", "older")["status"]["attempt"] == 1, "another attempt", 60, interval=0.2)
-    jobs.wait_for("older", "Running", "True")
+    jobs.fail("older-b-0")
+    jobs.wait_for_attempt("older", 1)
 
 
 def test_a_stored_job_that_a_newer_rule_of_a_wide_section_refuses_can_be_labelled_and_its_status_written(
@@ -121,7 +109,7 @@ def test_a_stored_job_that_a_newer_rule_of_a_wide_section_refuses_can_be_labelle
     new = bad | {"metadata": {"name": "new"}}
     wait_until(lambda: not _is_accepted(jobs, new), "our CRD refuses such a job", 60, interval=0.2)
     jobs("label", "grpo", "bad", "team=research")
-    jobs("patch", "grpo", "bad", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    jobs.edit("bad", suspend=True)
     jobs("patch", "grpo", "bad", "--subresource=status", "--type=merge", "-p", '{"status": {"phase": "Pending"}}')
     jobs("patch", "grpo", "bad", "--subresource=status", "--type=merge", "-p", '{"status": {"attempt": 1}}')
     with pytest.raises(RuntimeError, match="klInReward needs beta over 0"):
@@ -137,33 +125,31 @@ def _is_accepted(jobs: Jobs, job: dict[str, Any]) -> bool:
 
 
 def test_pods_keep_running_while_the_operator_is_replaced(jobs: Jobs, theirs: Operator, operator: Operator) -> None:
-    jobs.apply(JOB)
-    jobs.wait_for("stays", "Running", "True")
-    wait_until(lambda: jobs.get("grpo", "stays")["status"]["elastic"]["replicas"] == 2, "2 engines", 60, interval=0.2)
-    before, status = _uids(jobs), jobs.get("grpo", "stays")["status"]
+    jobs.run("stays", **SPEC)
+    wait_until(lambda: jobs.status("stays")["elastic"]["replicas"] == 2, "2 engines", 60, interval=0.2)
+    before, status = jobs.uids("stays"), jobs.status("stays")
     contract = jobs.get("configmap", "stays-0")["data"]
-    assert {_release_of(pod) for pod in _pods(jobs).values()} == {"theirs"}
+    assert {_release_of(pod) for pod in jobs.pods("stays").values()} == {"theirs"}
 
     theirs.kill()
     operator.start()
     wait_until(lambda: _controller_has_seen_ours(jobs), "the StatefulSets have our template", 60, interval=0.2)
-    assert _uids(jobs) == before
-    assert jobs.get("grpo", "stays")["status"] == status
+    assert jobs.uids("stays") == before
+    assert jobs.status("stays") == status
     assert jobs.get("configmap", "stays-0")["data"] == contract
 
     jobs("scale", "grpo/stays", "--replicas=3")
-    wait_until(lambda: "stays-gen-2" in _pods(jobs), "a third engine", 60, interval=0.2)
-    new = _pods(jobs)["stays-gen-2"]
+    wait_until(lambda: "stays-gen-2" in jobs.pods("stays"), "a third engine", 60, interval=0.2)
+    new = jobs.pods("stays")["stays-gen-2"]
     assert (_release_of(new), new["metadata"]["labels"]["training.grpo.dev/attempt"]) == ("ours", "0")
-    assert {name: uid for name, uid in _uids(jobs).items() if name in before} == before
+    assert before.items() <= jobs.uids("stays").items()
 
-    jobs.finish_pod("stays-b-0", 70, outcome(70, "RankFailed", "rank 2: RuntimeError: no luck"))
-    wait_until(lambda: jobs.get("grpo", "stays")["status"]["attempt"] == 1, "another attempt", 60, interval=0.2)
-    jobs.wait_for("stays", "Running", "True")
-    assert {_release_of(pod) for pod in _pods(jobs).values()} == {"ours"}
+    jobs.fail("stays-b-0")
+    jobs.wait_for_attempt("stays", 1)
+    assert {_release_of(pod) for pod in jobs.pods("stays").values()} == {"ours"}
     # What its pods request is what it began with; a new job's is as ours says.
     engines = {f"stays-gen-{ordinal}": "3" for ordinal in range(3)}
-    assert _cpus(_pods(jobs)) == {"stays-a-0": "6", "stays-b-0": "3"} | engines
+    assert _cpus(jobs.pods("stays")) == {"stays-a-0": "6", "stays-b-0": "3"} | engines
     jobs.run("new")
     assert _cpus({"new-a-0": jobs.get("pod", "new-a-0")}) == {"new-a-0": "2"}
     assert jobs.get("pod", "new-a-0")["status"]["qosClass"] == "Burstable"
@@ -177,9 +163,8 @@ def their_crd(kubectl: Any) -> Iterator[Callable[[], None]]:
     def install(text: str, default: str) -> None:
         kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
         explained = ("explain", "grpojob.spec.training.numGenerations")
-        wait_until(
-            lambda: f"Default: {default}." in kubectl(*explained), f"a CRD with default {default}", 60, interval=0.5
-        )
+        told = f"Default: {default}."
+        wait_until(lambda: told in kubectl(*explained), f"a CRD with {told}", 60, interval=0.5)
 
     install(theirs, "4")
     yield lambda: install(render(), "8")
@@ -211,9 +196,8 @@ def test_a_job_that_has_begun_keeps_its_defaults_and_its_manifest_can_be_applied
     changed = written["server"] | {"spec": written["server"]["spec"] | {"training": {"numGenerations": 8}}}
     with pytest.raises(RuntimeError, match=r": training\.numGenerations training\.maxSteps cannot change once"):
         jobs(*by_server, stdin=json.dumps(changed))
-    jobs.finish_pod("server-b-0", 70, outcome(70, "RankFailed", "rank 2: RuntimeError: no luck"))
-    wait_until(lambda: jobs.get("grpo", "server")["status"]["attempt"] == 1, "another attempt", 60, interval=0.2)
-    jobs.wait_for("server", "Running", "True")
+    jobs.fail("server-b-0")
+    jobs.wait_for_attempt("server", 1)
     jobs.run("new")
     assert {name: _defaults_of(jobs, name, attempt) for name, attempt in (("server", 1), ("new", 0))} == {
         "server": (4, "example.com/workload:older"),

@@ -6,27 +6,24 @@ from datetime import UTC, datetime, timedelta
 from grpo_devcluster.controlplane import ControlPlane
 from grpo_devcluster.progress import wait_until
 from support.control_plane import audit
-from support.control_plane.operators import Jobs, Operator, outcome
+from support.control_plane.operators import Jobs, Operator
 
 
 def _pods(jobs: Jobs) -> dict[str, tuple[int, datetime]]:
     """Return the GPUs of each pod and the time since which it has them, by name."""
     found = {}
-    for pod in jobs.list("pod", "training.grpo.dev/job=bill"):
+    for name, pod in jobs.pods("bill").items():
         placed = next(one for one in pod["status"]["conditions"] if one["type"] == "PodScheduled")
         gpus = int(pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
-        found[pod["metadata"]["name"]] = gpus, datetime.fromisoformat(placed["lastTransitionTime"])
+        found[name] = gpus, datetime.fromisoformat(placed["lastTransitionTime"])
     return found
 
 
 def _move_back(jobs: Jobs) -> None:
     """Say that the pods were scheduled ten minutes earlier, and nothing was counted yet."""
-    for pod in jobs.list("pod", "training.grpo.dev/job=bill"):
-        placed = next(one for one in pod["status"]["conditions"] if one["type"] == "PodScheduled")
-        since = datetime.fromisoformat(placed["lastTransitionTime"]) - timedelta(minutes=10)
-        said = {"type": "PodScheduled", "status": "True", "lastTransitionTime": since.strftime("%Y-%m-%dT%H:%M:%SZ")}
-        patch = json.dumps({"status": {"conditions": [said]}})
-        jobs("patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=strategic", "-p", patch)
+    for name, (_, since) in _pods(jobs).items():
+        earlier = (since - timedelta(minutes=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        jobs.report(name, conditions=[{"type": "PodScheduled", "status": "True", "lastTransitionTime": earlier}])
     nothing = json.dumps({"status": {"usage": None}})
     jobs("patch", "grpo", "bill", "--subresource=status", "--type=merge", "-p", nothing)
 
@@ -49,12 +46,10 @@ def test_the_bill_is_what_pods_held_through_a_failure_and_a_kill_of_the_operator
     with operator.down():
         _move_back(jobs)
         first = _pods(jobs)
-        jobs.finish_pod("bill-b-0", 70, outcome(70, "RankFailed", "rank 2: RuntimeError: no luck"))
-    wait_until(lambda: jobs.get("grpo", "bill")["status"].get("attempt") == 1, "the second attempt", 60, interval=0.2)
-    jobs.wait_for("bill", "Running", "True")
+        jobs.fail("bill-b-0")
+    jobs.wait_for_attempt("bill", 1)
     second, again = _pods(jobs), datetime.now(UTC)
-    for pod in ("bill-a-0", "bill-b-0"):
-        jobs.finish_pod(pod, 0, outcome(0))
+    jobs.succeed("bill-a-0", "bill-b-0")
     jobs.wait_for("bill", "Complete", "True")
     wait_until(lambda: not jobs.list("pod", "training.grpo.dev/job=bill"), "no pod is left", 40, interval=0.2)
     truth = 0.0
@@ -64,7 +59,7 @@ def test_the_bill_is_what_pods_held_through_a_failure_and_a_kill_of_the_operator
     assert truth > 1800
 
     def bill() -> dict[str, int]:
-        return dict(jobs.get("grpo", "bill")["status"]["usage"]["gpuSeconds"])
+        return dict(jobs.status("bill")["usage"]["gpuSeconds"])
 
     wait_until(lambda: abs(bill()["held"] - truth) <= 0.01 * truth, f"the bill is about {truth}", 15, interval=0.2)
     assert sum(seconds for use, seconds in bill().items() if use != "held") == bill()["held"]

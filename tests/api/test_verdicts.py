@@ -109,12 +109,9 @@ EXPECTED = {
 
 def _object(status: Any, generation: int) -> dict[str, Any]:
     status = status.status if isinstance(status, Case) else status
-    return {
-        "apiVersion": names.API_VERSION,
-        "kind": names.KIND,
-        "metadata": {"name": "job", "namespace": "ns", "generation": generation},
-        "status": dump(status) if isinstance(status, GRPOJobStatus) else status,
-    }
+    metadata = {"name": "job", "namespace": "ns", "generation": generation}
+    written = dump(status) if isinstance(status, GRPOJobStatus) else status
+    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": written}
 
 
 def test_kstatus_and_argo_cd_read_every_phase(tmp_path: Path) -> None:
@@ -122,19 +119,14 @@ def test_kstatus_and_argo_cd_read_every_phase(tmp_path: Path) -> None:
     (script,) = [block.text for block in blocks(ROOT / "docs" / "operating.md") if block.language == "lua"]
     (tmp_path / "health.lua").write_text(script)
     objects = [_object(status, generation) for status, generation, *_ in EXPECTED.values()]
-    done = subprocess.run(
-        [binaries.binary("verdicts"), tmp_path / "health.lua"],
-        input="\n".join(map(json.dumps, objects)),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [binaries.binary("verdicts"), tmp_path / "health.lua"]
+    said = "\n".join(map(json.dumps, objects))
+    done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines()]
+    verdicts = [json.loads(line) for line in done.stdout.splitlines()]
     found = {
-        name: (one["status"].get("phase"), verdict["kstatus"], verdict["argocd"])
-        for name, one, verdict in zip(EXPECTED, objects, said, strict=True)
+        name: [one["status"].get("phase"), verdict["kstatus"], verdict["argocd"]]
+        for name, one, verdict in zip(EXPECTED, objects, verdicts, strict=True)
     }
-    assert found == {name: tuple(expected) for name, (_, _, *expected) in EXPECTED.items()}
-    assert all(verdict["message"] for verdict in said)
+    assert found == {name: expected for name, (_, _, *expected) in EXPECTED.items()}
+    assert all(verdict["message"] for verdict in verdicts)

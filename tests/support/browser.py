@@ -3,7 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
 from selenium import webdriver
@@ -15,29 +16,34 @@ from grpo_devcluster.progress import wait_until
 
 
 @contextmanager
-def open_page(browser: webdriver.Chrome, source: Source, view: str = "", others: Others | None = None) -> Iterator[str]:
-    """Open the page of `source` in the browser and yield its address; a thread serves it."""
-    ready, loop = threading.Event(), asyncio.new_event_loop()
-    found: list[str] = []
-    ended = asyncio.Event()
+def in_a_thread(server: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
+    """Run a server in a thread, and yield what it yields."""
+    ready, ended, loop = Future[Any](), asyncio.Event(), asyncio.new_event_loop()
 
     async def serve() -> None:
-        async with serving(source, 0, None, others) as address:
-            found.append(address)
-            ready.set()
+        async with server as found:
+            ready.set_result(found)
             await ended.wait()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert ready.wait(30)
     try:
-        browser.get(f"{found[0]}#{view}")
-        yield found[0]
+        yield ready.result(30)
     finally:
-        browser.get("about:blank")
         loop.call_soon_threadsafe(ended.set)
         thread.join(30)
         loop.close()
+
+
+@contextmanager
+def open_page(browser: webdriver.Chrome, source: Source, view: str = "", others: Others | None = None) -> Iterator[str]:
+    """Open the page of `source` in the browser and yield its address; a thread serves it."""
+    with in_a_thread(serving(source, 0, None, others)) as address:
+        browser.get(f"{address}#{view}")
+        try:
+            yield address
+        finally:
+            browser.get("about:blank")
 
 
 def texts(browser: webdriver.Chrome, selector: str) -> list[str]:

@@ -174,6 +174,10 @@ class Jobs:
         """Return an object."""
         return json.loads(self("get", what, name, "-o", "json"))
 
+    def nodes(self, name: str) -> list[str]:
+        """Return the nodes of a job's pods, one for each that has a node."""
+        return sorted(pod["spec"]["nodeName"] for pod in self.pods(name).values() if "nodeName" in pod["spec"])
+
     def list(self, what: str, selector: str = "") -> list[dict[str, Any]]:
         """Return the objects of a kind."""
         return json.loads(self("get", what, "-l", selector, "-o", "json"))["items"]
@@ -186,6 +190,22 @@ class Jobs:
         """Apply a job with these fields and wait until it runs."""
         self.apply(make_job(name, **spec))
         self.wait_for(name, "Running", "True")
+
+    def edit(self, name: str, **spec: Any) -> None:
+        """Merge fields into the spec of a job."""
+        self("patch", "grpo", name, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Return the status of a job."""
+        return dict(self.get("grpojob", name).get("status", {}))
+
+    def pods(self, name: str) -> dict[str, dict[str, Any]]:
+        """Return the pods of a job, by name."""
+        return {pod["metadata"]["name"]: pod for pod in self.list("pod", f"training.grpo.dev/job={name}")}
+
+    def uids(self, name: str) -> dict[str, str]:
+        """Return the UIDs of a job's pods, by name."""
+        return {pod: found["metadata"]["uid"] for pod, found in self.pods(name).items()}
 
     def replicas(self, name: str) -> dict[str, int]:
         """Return the replicas of a job's StatefulSets."""
@@ -209,26 +229,42 @@ class Jobs:
         try:
             wait_until(holds, f"{kind}={status} ({reason}) of {name}", timeout, interval=0.2)
         except TimeoutError as error:
-            status = json.dumps(self.get("grpojob", name).get("status"), indent=1)
-            raise TimeoutError(f"{error}; status: {status}") from None
+            raise TimeoutError(f"{error}; status: {json.dumps(self.status(name), indent=1)}") from None
         return self.condition(name, kind)
 
+    def wait_for_attempt(self, name: str, attempt: int, timeout: float = 80) -> dict[str, Any]:
+        """Wait until this attempt of a job runs, and return the status."""
+        begun = f"attempt {attempt} of {name}"
+        wait_until(lambda: self.status(name).get("attempt") == attempt, begun, timeout, interval=0.2)
+        self.wait_for(name, "Running", "True")
+        return self.status(name)
+
+    def report(self, pod: str, **status: Any) -> None:
+        """Write fields of a pod's status, in place of the kubelet."""
+        patch = json.dumps({"status": status})
+        self("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", patch)
+
     def finish_pod(self, pod: str, exit_code: int, message: dict[str, Any]) -> None:
-        """Report, in place of the kubelet, that a pod's container ended."""
-        self.report(pod, ended_container(exit_code, message)["status"])
+        """Report that a pod's container ended."""
+        self.report(pod, **ended_container(exit_code, message)["status"])
+
+    def fail(self, pod: str, message: str = "rank 2: RuntimeError: no luck", reason: str = "RankFailed") -> None:
+        """Report that a rank of a pod failed."""
+        self.finish_pod(pod, 70, outcome(70, reason, message))
+
+    def succeed(self, *pods: str, attempt: int = 0) -> None:
+        """Report that the containers of pods have done their work."""
+        for pod in pods:
+            self.finish_pod(pod, 0, outcome(0, attempt=attempt))
 
     def runs_again(self, *pods: str, is_ready: bool = True) -> None:
         """Report, in place of the kubelet, that the containers of pods are ready, or not, whatever they did before."""
         for pod in pods:
-            self.report(pod, {"conditions": _ready(is_ready)})
-
-    def report(self, pod: str, status: dict[str, Any]) -> None:
-        """Report a change of a pod's status, in place of the kubelet."""
-        patch = json.dumps({"status": status})
-        self("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", patch)
+            self.report(pod, conditions=conditions(is_ready))
 
 
-def _ready(is_ready: bool) -> list[dict[str, str]]:
+def conditions(is_ready: bool) -> list[dict[str, str]]:
+    """Return the conditions of a pod whose containers are ready, or are not."""
     return [{"type": kind, "status": str(is_ready)} for kind in ("Ready", "ContainersReady")]
 
 
@@ -238,7 +274,7 @@ def ended_container(exit_code: int, message: dict[str, Any]) -> dict[str, Any]:
     ended = {"exitCode": exit_code, "message": json.dumps(message), "finishedAt": now, "reason": "Error"}
     status = {"name": "grpo", "ready": False, "restartCount": 1, "image": "i", "imageID": "i", "started": True}
     status |= {"state": {"running": {"startedAt": now}}, "lastState": {"terminated": ended}}
-    return {"status": {"containerStatuses": [status], "conditions": _ready(False)}}
+    return {"status": {"containerStatuses": [status], "conditions": conditions(False)}}
 
 
 def outcome(exit_code: int, reason: str = "Done", message: str = "", **more: Any) -> dict[str, Any]:
@@ -273,7 +309,7 @@ def finish_download(jobs: Jobs, job: str, phase: str = "Succeeded") -> None:
 
     wait_until(downloads, "a pod downloads", 30, interval=0.2)
     (pod,) = jobs.list("pod", selector)
-    jobs.report(pod["metadata"]["name"], {"phase": phase, "conditions": [{"type": "Ready", "status": "False"}]})
+    jobs.report(pod["metadata"]["name"], phase=phase, conditions=conditions(False)[:1])
 
 
 def make_job(name: str, *, claim: str | None = None, **spec: Any) -> dict[str, Any]:

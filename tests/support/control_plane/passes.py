@@ -16,9 +16,7 @@ from support.control_plane.plan_checks import check_it_is_true, check_transition
 A, B = (member.pod for member in world()[1].members)
 """Names of the two trainer pods of the default job."""
 
-SERVER = {
-    "generation": {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 2, "gpus": 1}]}},
-}
+SERVER = {"generation": {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 2, "gpus": 1}]}}}
 """Spec of the topology Server with two engine pods, job-gen-0 and job-gen-1."""
 
 

@@ -31,24 +31,24 @@ def live_through(jobs: Jobs) -> None:
     report_balance(jobs, "all", engines=3)
     wait_until(lambda: "all-gen-1" in str(jobs.list("pod", "training.grpo.dev/job=all")), "a second engine", 30)
     jobs.finish_pod("all-gen-0", 70, outcome(70, "EngineDied", "killed"))
-    wait_until(lambda: jobs.get("grpo", "all")["status"]["restarts"]["total"] == 1, "the engine's restart", 30)
+    wait_until(lambda: jobs.status("all")["restarts"]["total"] == 1, "the engine's restart", 30)
     jobs.wait_for("all", "Running", "True")
     for pod in ("all-a-0", "all-b-0"):
         jobs.finish_pod(pod, 70, outcome(70, "RankFailed", "killed"))
-    wait_until(lambda: jobs.get("grpo", "all")["status"].get("attempt") == 1, "the second attempt", 30)
+    wait_until(lambda: jobs.status("all").get("attempt") == 1, "the second attempt", 30)
     jobs.runs_again("all-a-0", "all-b-0")
     jobs.wait_for("all", "Running", "True")
     recreate = {"spec": {"failurePolicy": {"restartStrategy": "Recreate"}}}
     jobs("patch", "grpo", "all", "--type=merge", "-p", json.dumps(recreate))
     jobs.runs_again("all-b-0", is_ready=False)
     jobs.finish_pod("all-a-0", 70, outcome(70, "RankFailed", "killed", attempt=1))
-    wait_until(lambda: jobs.get("grpo", "all")["status"].get("attempt") == 2, "the third attempt", 30)
-    jobs("patch", "grpo", "all", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    wait_until(lambda: jobs.status("all").get("attempt") == 2, "the third attempt", 30)
+    jobs.edit("all", suspend=True)
     jobs.wait_for("all", "Suspended", "True", "Suspended")
     shape = {"trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}]}, "suspend": False}
     jobs("patch", "grpo", "all", "--type=merge", "-p", json.dumps({"spec": shape}))
     jobs.wait_for("all", "Running", "True")
-    jobs.finish_pod("all-a-0", 0, outcome(0))
+    jobs.succeed("all-a-0")
     jobs.wait_for("all", "Complete", "True")
     jobs("patch", "grpo", "all", "--type=merge", "-p", '{"spec": {"ttlSecondsAfterFinished": 0}}')
     wait_until(lambda: not jobs.list("grpo"), "the job is deleted", 30)
@@ -145,7 +145,7 @@ def queue(jobs: Jobs, *, everywhere: bool) -> None:
     assert _states(jobs) == said
     _answer(jobs, admitted, admission)
     jobs.wait_for("queued", "Running", "True")
-    jobs("patch", "grpo", "queued", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    jobs.edit("queued", suspend=True)
     found = ("workloads.kueue.x-k8s.io", "training.grpo.dev/job=queued")
     wait_until(lambda: not jobs.list(*found), "a suspended job has no Workload", 30)
     jobs("delete", "grpo", "queued", "pending")
@@ -201,8 +201,7 @@ def lose_its_policy(jobs: Jobs) -> None:
 
 
 def begin(jobs: Jobs) -> None:
-    jobs.apply(make_job("kept"))
-    jobs.wait_for("kept", "Running", "True")
+    jobs.run("kept")
     _restores(jobs, "service", {"publishNotReadyAddresses": False})
     _restores(jobs, "networkpolicy", {"ingress": []})
 
@@ -220,10 +219,9 @@ def lose_a_pod(plane: ControlPlane, release: Release, jobs: Jobs) -> None:
     old = jobs.get("pod", "kept-b-0")["metadata"]["uid"]
     jobs("label", "pod", "kept-b-0", f"{names.LABEL_ATTEMPT}=7", "--overwrite")
     wait_until(lambda: _deleted(plane, release), "the operator deletes the pod", 30)
-    wait_until(lambda: jobs.get("grpo", "kept")["status"].get("attempt") == 1, "the second attempt", 40)
-    jobs.wait_for("kept", "Running", "True")
+    jobs.wait_for_attempt("kept", 1)
     assert jobs.get("pod", "kept-b-0")["metadata"]["uid"] != old
-    assert jobs.get("grpo", "kept")["status"]["lastFailure"]["pod"] == "kept-b-0"
+    assert jobs.status("kept")["lastFailure"]["pod"] == "kept-b-0"
 
 
 def _deleted(plane: ControlPlane, release: Release) -> bool:
