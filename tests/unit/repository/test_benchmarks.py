@@ -94,25 +94,15 @@ def test_a_process_whose_first_thread_has_ended_is_ended_too() -> None:
 )
 def test_a_job_that_fails_says_why(tmp_path: Path, spec: dict[str, object], seconds: float, reason: str) -> None:
     code = RUNS.format(spec=spec, seconds=seconds)
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path], env=ENVIRON, text=True, capture_output=True, check=True, timeout=300
-    )
+    command = [sys.executable, "-c", code, tmp_path]
+    done = subprocess.run(command, env=ENVIRON, text=True, capture_output=True, check=True, timeout=300)
     assert re.search(reason, done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("shape", ["colocate:3", "server:4+1"])
 def test_a_shape_that_does_not_fit_is_refused_before_anything_runs(tmp_path: Path, shape: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.generation.topologies",
-        "--gpus",
-        "4",
-        "--shape",
-        "colocate:1",
-        "--shape",
-        shape,
-    ]
+    command = [sys.executable, "-m", "benchmarks.generation.topologies", "--gpus", "4", "--shape", "colocate:1"]
+    command += ["--shape", shape]
     done = subprocess.run(command, env=ENVIRON, cwd=tmp_path, text=True, capture_output=True, check=False, timeout=300)
     assert done.returncode == 2
     assert f"--shape {shape}: use" in done.stderr

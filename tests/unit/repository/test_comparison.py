@@ -17,9 +17,8 @@ CELLS = [cell for row in ROWS for cell in row.cells]
 
 
 def test_the_page_is_of_the_file_and_of_what_was_found() -> None:
-    assert page.PAGE.read_text() == page.fill(page.PAGE.read_text(), RESULTS.read_text()), (
-        "run `python -m benchmarks.comparison.page`"
-    )
+    filled = page.fill(page.PAGE.read_text(), RESULTS.read_text())
+    assert page.PAGE.read_text() == filled, "run `python -m benchmarks.comparison.page`"
 
 
 @pytest.mark.parametrize(
@@ -89,9 +88,8 @@ def _cell(proof: tuple[str, str] | None = None, nowhere: str | None = None, path
 
 
 def test_the_line_of_a_quote_is_stored(mirror: check.Mirror) -> None:
-    assert check.look_up(_cell(("src/loss.py", "clip_ratio")), mirror)["at"] == [
-        {"path": "src/loss.py", "line": 2, "text": "clip_ratio"}
-    ]
+    (found,) = check.look_up(_cell(("src/loss.py", "clip_ratio")), mirror)["at"]
+    assert found == {"path": "src/loss.py", "line": 2, "text": "clip_ratio"}
     assert check.look_up(_cell(nowhere="eps_clip"), mirror)["nowhere"] == "eps_clip"
 
 

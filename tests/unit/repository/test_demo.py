@@ -78,23 +78,15 @@ def test_the_curve_is_drawn_in_the_terminal_and_as_png(tmp_path: Path) -> None:
 
 
 def test_a_step_is_a_line_with_a_dash_for_a_missing_value() -> None:
-    assert display.line({"step": 3, "reward": 0.25, "step_time": None}).split("  ")[:3] == [
-        "step 3",
-        "reward 0.250",
-        "accuracy -",
-    ]
+    line = display.line({"step": 3, "reward": 0.25, "step_time": None})
+    assert line.split("  ")[:3] == ["step 3", "reward 0.250", "accuracy -"]
 
 
 def test_watching_ends_with_the_job(tmp_path: Path) -> None:
     def status(phase: str, *true: str) -> dict[str, Any]:
         conditions = [{"type": kind, "status": "True"} for kind in true]
-        return {
-            "status": {
-                "phase": phase,
-                "conditions": conditions,
-                "summary": {"step": "1/2", "reason": "R", "message": "M"},
-            }
-        }
+        summary = {"step": "1/2", "reason": "R", "message": "M"}
+        return {"status": {"phase": phase, "conditions": conditions, "summary": summary}}
 
     sights = iter([{}, status("Starting"), status("Failed", "Accepted", "Failed")])
     with console.capture() as shown:
@@ -130,33 +122,12 @@ def test_completions_of_chats_and_texts_are_shown_once_a_prompt() -> None:
     ]
     with console.capture() as shown:
         display.completions("Before", samples)
-    assert "two of [them]" in shown.get()
-    assert "1 + 1?" in shown.get()
+    assert [text for text in ("two of [them]", "1 + 1?", "…") if text not in shown.get()] == []
     assert "second" not in shown.get()
-    assert "…" in shown.get()
 
 
 def test_descriptions_are_shown_condensed() -> None:
-    described = """\
-Spec:
-  Trainer:
-    Groups:
-Containers:
-  trainer:
-    Image:  i
-    Mounts:
-      /data from data (rw)
-      /tmp from tmp (rw)
-    State:  Waiting
-Volumes:
-  data:
-    Type:  EmptyDir
-Events:  none
-""".splitlines()
-    assert list(condensed(described)) == [
-        "Containers:",
-        "  trainer:",
-        "    Image:  i",
-        "    State:  Waiting",
-        "Events:  none",
-    ]
+    kept = ["Containers:", "  trainer:", "    Image:  i", "    State:  Waiting", "Events:  none"]
+    spec, mounts = ["Spec:", "  Trainer:", "    Groups:"], ["    Mounts:", "      /data from d", "      /tmp from t"]
+    described = [*spec, *kept[:3], *mounts, kept[3], "Volumes:", "  data:", "    Type:  EmptyDir", kept[4]]
+    assert list(condensed(described)) == kept

@@ -84,21 +84,10 @@ def test_every_metric_of_the_operator_has_a_row() -> None:
     instruments.leads()
     now = "2026-01-01T00:00:00Z"
     why = {"reason": "R", "message": "m", "observedGeneration": 1, "lastTransitionTime": now}
-    conditions = [{"type": "Failed", "status": "True", **why}]
-    instruments.jobs.seen(
-        "key",
-        WatchedJob.read(
-            "ns",
-            "job",
-            {
-                "phase": "Failed",
-                "conditions": conditions,
-                "completionTime": now,
-                "lastFailure": {"reason": "Hung", "message": "m", "time": now},
-                "usage": {"time": now},
-            },
-        ),
-    )
+    status: dict[str, Any] = {"phase": "Failed", "completionTime": now, "usage": {"time": now}}
+    status["conditions"] = [{"type": "Failed", "status": "True", **why}]
+    status["lastFailure"] = {"reason": "Hung", "message": "m", "time": now}
+    instruments.jobs.seen("key", WatchedJob.read("ns", "job", status))
     instruments.restarted("ns", "Hung")
     instruments.requested("get", "Pod", 200)
     instruments.listed("Pod", "start")
@@ -240,18 +229,16 @@ def test_fields_that_are_named_are_there(page: Path) -> None:
             schema = schema["properties"][part]
 
 
-@pytest.mark.parametrize("package", ["grpo_workload", "grpo_workload.policy", "grpo_operator", "grpo_cli"])
+ROOMS = {"grpo_workload": "the workload", "grpo_workload.policy": "the policy", "grpo_operator": "the operator"}
+ROOMS |= {"grpo_cli": "the command line"}
+
+
+@pytest.mark.parametrize("package", ROOMS)
 def test_rooms_are_listed_as_the_layers_contract_has_them(package: str) -> None:
     """The tables of docs/architecture.md, from the top: the order in which rooms may import each other."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = [one["layers"] for one in contracts if one.get("containers") == [package]]
-    titles = {
-        "grpo_workload": "the workload",
-        "grpo_workload.policy": "the policy",
-        "grpo_operator": "the operator",
-        "grpo_cli": "the command line",
-    }
-    section = (DOCS / "architecture.md").read_text().split(f"### Rooms of {titles[package]}\n")[1].split("\n#")[0]
+    section = (DOCS / "architecture.md").read_text().split(f"### Rooms of {ROOMS[package]}\n")[1].split("\n#")[0]
     rows = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert listed == [room.strip() for layer in layers for room in layer.split("|")]
@@ -282,13 +269,11 @@ def test_every_variable_of_every_fabric_is_listed() -> None:
 def test_every_variable_that_a_reward_gets_is_listed() -> None:
     page = (DOCS / "rewards.md").read_text()
     (listed,) = re.findall(r"^Variables that each gets: (.*?)\.\n\n", page, re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r"`([^`]+)`", listed)) == sandbox.PASSED | {
-        f"{prefix}*" for prefix in sandbox.PASSED_PREFIXES
-    }
+    passed = sandbox.PASSED | {f"{prefix}*" for prefix in sandbox.PASSED_PREFIXES}
+    assert set(re.findall(r"`([^`]+)`", listed)) == passed
 
 
 def test_every_page_is_in_the_index() -> None:
     index = (DOCS / "README.md").read_text()
-    assert [
-        page.name for page in DOCS.glob("*.md") if page.name != "README.md" and f"]({page.name})" not in index
-    ] == []
+    pages = {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"]({page})" not in index} == set()

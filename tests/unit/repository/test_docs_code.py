@@ -10,9 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -39,6 +37,7 @@ from grpo_workload.rewards.process import RewardProcess
 from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.weights.export import Export
+from support.answers import answering
 from support.documents import PAGES, blocks
 from support.paths import EXAMPLES, ROOT
 from support.trainer import gateway
@@ -55,9 +54,8 @@ CODE = {
 def _run(code: str, folder: Path) -> str:
     """Run a page's code as a program in `folder`, and return what it prints."""
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environ, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -79,16 +77,8 @@ def _journal(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             Completion(token_ids=(1,), logprobs=(-0.5,), text=text, finish_reason="stop", weight_version=step)
             for text in ("worse", f"best of step {step}", "unscored")
         ]
-        group = Group(
-            step=step,
-            position=0,
-            slot=0,
-            num_prompts=1,
-            prompt_index=7,
-            prompt_ids=(1, 2),
-            completions=tuple(answers),
-            rewards={"accuracy": [0.0, 1.0, None]},
-        )
+        place = {"step": step, "position": 0, "slot": 0, "num_prompts": 1, "prompt_index": 7, "prompt_ids": (1, 2)}
+        group = Group(**place, completions=tuple(answers), rewards={"accuracy": [0.0, 1.0, None]})
         journal.write(step, [group])
     journal.close()
     assert _run(code, folder).splitlines() == ["0 7 best of step 0", "1 7 best of step 1"]
@@ -111,17 +101,9 @@ def _images(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert row == {"prompt": [{"role": "user", "content": "Which?"}], "image": image, "solution": "2"}
 
 
-class _Judge(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        is_known = self.headers["Authorization"] == "Bearer secret"
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps({"score": float(is_known and asked["answer"] == asked["gold"])}).encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
+def _judge(asked: Any, headers: Mapping[str, str]) -> tuple[int, Any]:
+    is_known = headers["Authorization"] == "Bearer secret"
+    return 200, {"score": float(is_known and asked["answer"] == asked["gold"])}
 
 
 def _rewards(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,14 +114,11 @@ def _rewards(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = RewardConfig.model_validate(spec["rewards"][1])
     assert set(config.env) == {variable["name"] for variable in spec["podTemplate"]["env"]}
     answers = {"prompts": ["1 + 1?"] * 2, "completions": ["2", "3"], "completion_ids": [[1]] * 2, "solution": ["2"] * 2}
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Judge) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/score"
-        process = RewardProcess(config, os.environ | {"JUDGE_URL": url, "JUDGE_KEY": "secret"})
+    with answering(_judge) as url:
+        process = RewardProcess(config, os.environ | {"JUDGE_URL": f"{url}/score", "JUDGE_KEY": "secret"})
         process.ready()
         assert process.call(answers, 60) == [1.0, 0.0]
         process.close()
-        server.shutdown()
 
 
 def _loss(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,10 +152,8 @@ def _adapters(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     base = make_tiny_model(folder / "base")
     torch.manual_seed(0)  # how far apart sums in another order are depends on the adapters
-    adapted = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(base),
-        LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False),
-    )
+    lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
     adapted.save_pretrained(folder / "step-N/model")
     monkeypatch.chdir(folder)
     exec(code, {})
@@ -260,10 +237,8 @@ def _python(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     model = make_tiny_model(folder / "tiny")
     printed = _run(code.replace('"name": "HuggingFaceTB/SmolLM2-135M-Instruct"', f'"path": "{model}"'), folder)
-    assert [line.split()[:2] for line in printed.splitlines() if re.match(r"[01] +[01] ", line)] == [
-        ["0", "0"],
-        ["1", "1"],
-    ]
+    rows = [line.split()[:2] for line in printed.splitlines() if re.match(r"[01] +[01] ", line)]
+    assert rows == [["0", "0"], ["1", "1"]]
     assert AutoModelForCausalLM.from_pretrained(folder / "model").config.hidden_size == 64
 
 

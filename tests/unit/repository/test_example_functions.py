@@ -4,10 +4,8 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +14,7 @@ from grpo_cli.documents.manifest import load_job
 from grpo_operator.layout.job import Job
 from grpo_workload.data.prompt_maker import Preprocess
 from grpo_workload.rewards.process import RewardProcess
+from support.answers import answering
 from support.documents import write_code
 from support.paths import EXAMPLES
 
@@ -100,13 +99,9 @@ PROGRAM = "```python\ndef twice(n):\n    return {}\n```"
 def test_programs_are_paid_for_the_tests_that_they_pass(example: Any) -> None:
     """Text that is no program, programs that hang, and those that end before their test pass none."""
     job = example("code-tests.yaml")
-    row = {
-        "text": "Write a function that doubles a number.",
-        "code": "def twice(n): return 2 * n",
-        "test_list": ["assert twice(2) == 4", "assert twice(0) == 0"],
-        "test_setup_code": "",
-        "challenge_test_list": [],
-    }
+    tests = ["assert twice(2) == 4", "assert twice(0) == 0"]
+    row = {"text": "Write a function that doubles a number.", "code": "def twice(n): return 2 * n", "test_list": tests}
+    row |= {"test_setup_code": "", "challenge_test_list": []}
     made = prepared(job, row)
     assert "assert twice(2) == 4" in made["prompt"][0]["content"]
     answers = says(
@@ -134,29 +129,18 @@ def test_calls_are_paid_for_those_that_the_row_has(example: Any) -> None:
         assert call(answers, calls=[made["calls"]] * len(answers)) == [1.0, 0.5, 0.25, 0.0, 0.0, 0.0]
 
 
-class _Scores(BaseHTTPRequestHandler):
-    """Answers as `vllm serve --runner pooling` does at /classify; is away at first, as while it loads."""
-
-    asked: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
-        self.send_response(503 if len(self.asked) == 1 else 200)
-        self.end_headers()
-        score = -float(len(body["messages"][-1]["content"]))
-        self.wfile.write(json.dumps({"data": [{"index": 0, "probs": [score], "num_classes": 1}]}).encode())
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
 def test_a_learned_reward_is_the_logit_that_the_server_answers(example: Any) -> None:
-    server = HTTPServer(("127.0.0.1", 0), _Scores)
-    Thread(target=server.serve_forever, daemon=True).start()
+    """As `vllm serve --runner pooling` answers at /classify, which is away at first, as while it loads."""
+    asked: list[dict[str, Any]] = []
+
+    def scores(body: dict[str, Any], _: object) -> tuple[int, Any]:
+        asked.append(body)
+        score = -float(len(body["messages"][-1]["content"]))
+        return (503 if len(asked) == 1 else 200), {"data": [{"index": 0, "probs": [score], "num_classes": 1}]}
+
     prompts = [[{"role": "user", "content": "Hello"}]] * 2
-    with reward(example("reward-model.yaml"), "score", url=f"http://127.0.0.1:{server.server_port}", model="m") as call:
+    job = example("reward-model.yaml")
+    with answering(scores) as url, reward(job, "score", url=url, model="m") as call:
         assert call(says("Hi", "Good day"), prompts=prompts) == [-2.0, -8.0]
-    server.shutdown()
-    assert [len(one["messages"]) for one in _Scores.asked] == [2, 2, 2]
-    assert {(one["model"], one["use_activation"]) for one in _Scores.asked} == {("m", False)}
+    assert [len(one["messages"]) for one in asked] == [2, 2, 2]
+    assert {(one["model"], one["use_activation"]) for one in asked} == {("m", False)}

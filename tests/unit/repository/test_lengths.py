@@ -10,14 +10,9 @@ PROMPT = [7] * PROMPT_TOKENS
 
 
 def _request(name: str, token_ids: list[int], max_tokens: int = 2048) -> Any:
+    tokens = {"prompt_token_ids": token_ids, "all_token_ids": list(token_ids), "max_tokens": max_tokens}
     sampling = SimpleNamespace(max_tokens=max_tokens, stop_token_ids=[5], _eos_token_id=9)
-    return SimpleNamespace(
-        request_id=name,
-        prompt_token_ids=token_ids,
-        all_token_ids=list(token_ids),
-        max_tokens=max_tokens,
-        sampling_params=sampling,
-    )
+    return SimpleNamespace(request_id=name, sampling_params=sampling, **tokens)
 
 
 def _imposed(imposer: Imposer, name: str, token_ids: list[int]) -> Any:

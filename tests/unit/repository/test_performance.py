@@ -23,22 +23,14 @@ def test_generated_parts_of_pages_are_of_the_stored_lines(path: Any) -> None:
 def test_plots_show_the_stored_lines(name: str) -> None:
     image = (page.IMAGES / name).read_text()
     (shown,) = re.findall(r"<dc:description>(.*?)</dc:description>", image, re.DOTALL)
-    assert json.loads(html.unescape(shown)) == plots.PLOTS[name][0](LINES), (
-        "run `python -m benchmarks.control_plane.page`"
-    )
+    data = plots.PLOTS[name][0](LINES)
+    assert json.loads(html.unescape(shown)) == data, "run `python -m benchmarks.control_plane.page`"
 
 
 def start(side: str, repetition: int, ready: float, status: float | None, **more: Any) -> dict[str, Any]:
     """A line of 250 jobs."""
-    line = {
-        "scenario": "jobs",
-        "side": side,
-        "repetition": repetition,
-        "jobs": 250,
-        "pods": 1000,
-        "busy": 0.5,
-        "cpu": {program: 2.0 for program in accounts.PROGRAMS} | {"controller": 4.0},
-    }
+    line = {"scenario": "jobs", "side": side, "repetition": repetition, "jobs": 250, "pods": 1000, "busy": 0.5}
+    line |= {"cpu": {program: 2.0 for program in accounts.PROGRAMS} | {"controller": 4.0}}
     return line | {"seconds": {"ready": ready, "status": status}, "requests": {"create services": 500}} | more
 
 
@@ -53,11 +45,8 @@ MADE_UP = Lines(
 
 def test_ratios_are_of_single_repetitions_and_count_the_status() -> None:
     rows = page.targets(MADE_UP).splitlines()
-    assert [row.rsplit("|", 3)[1:3] for row in rows[2:5]] == [
-        [" 1.55x ", " no "],
-        [" 0.50x ", " yes "],
-        [" not measured ", "  "],
-    ]
+    said = [[" 1.55x ", " no "], [" 0.50x ", " yes "], [" not measured ", "  "]]
+    assert [row.rsplit("|", 3)[1:3] for row in rows[2:5]] == said
     incomplete = Lines([start("grpojob", 0, 12.0, 15.0), *MADE_UP.every[:3]])
     assert " 1.50x | yes |" in page.targets(incomplete)
 

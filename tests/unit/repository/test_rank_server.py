@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,31 +51,27 @@ def environ(**others: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"} | others
 
 
+def said(servers: RankServers, folder: Path, command: list[str], variables: dict[str, str], *modules: str) -> str:
+    """Return what a rank prints that a server with these modules forks."""
+    with (folder / "log").open("w") as log:
+        assert servers.start(modules, command, variables, log.fileno()).wait(60) == 0
+    return (folder / "log").read_text()
+
+
 def test_it_sees_what_a_fresh_process_sees(
     servers: RankServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "look.py").write_text(LOOK)
     for command in (["look.py", "a", "b"], ["-m", "look", "c"]):
-        seen: list[dict[str, Any]] = []
         for rank in "01":  # the second one, too: the first leaves nothing behind
             variables = environ(RANK=rank)
+            forked = json.loads(said(servers, tmp_path, command, variables))
             with (tmp_path / "log").open("w") as log:
-                assert servers.start((), command, variables, log.fileno()).wait(60) == 0
-            forked = json.loads((tmp_path / "log").read_text())
-            with (tmp_path / "log").open("w") as log:
-                subprocess.run(
-                    [sys.executable, *command],
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    check=True,
-                )
-            fresh = json.loads((tmp_path / "log").read_text())
-            assert forked == fresh
-            seen.append(forked)
-        assert [one["environ"]["RANK"] for one in seen] == ["0", "1"]
+                files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                subprocess.run([sys.executable, *command], env=variables, **files, check=True)
+            assert forked == json.loads((tmp_path / "log").read_text())
+            assert forked["environ"]["RANK"] == rank
 
 
 @pytest.mark.parametrize(
@@ -98,22 +93,14 @@ def test_it_ends_as_a_fresh_process_ends(servers: RankServers, tmp_path: Path, h
 
 
 def test_ranks_with_other_variables_get_a_server_of_their_own(servers: RankServers, tmp_path: Path) -> None:
-    (tmp_path / "parent.py").write_text(
-        "import os; print(open(f'/proc/{os.getppid()}/environ').read().count('HF_HOME=/elsewhere'))"
-    )
+    parent = tmp_path / "parent.py"
+    parent.write_text("import os; print(open(f'/proc/{os.getppid()}/environ').read().count('HF_HOME=/elsewhere'))")
     for variables, found in ((environ(), 0), (environ(HF_HOME="/elsewhere"), 1)):
-        with (tmp_path / "log").open("w") as log:
-            assert servers.start((), [str(tmp_path / "parent.py")], variables, log.fileno()).wait(60) == 0
-        assert int((tmp_path / "log").read_text()) == found
+        assert int(said(servers, tmp_path, [str(parent)], variables)) == found
 
 
 def test_ranks_draw_different_numbers(servers: RankServers, tmp_path: Path) -> None:
-    (tmp_path / "draw.py").write_text(
-        "import random, sys; print(random.random(), sys.modules['numpy'].random.random())"
-    )
-    drawn = set()
-    for _ in range(2):
-        with (tmp_path / "log").open("w") as log:
-            assert servers.start(("numpy",), [str(tmp_path / "draw.py")], environ(), log.fileno()).wait(60) == 0
-        drawn |= set((tmp_path / "log").read_text().split())
-    assert len(drawn) == 4
+    draw = tmp_path / "draw.py"
+    draw.write_text("import random, sys; print(random.random(), sys.modules['numpy'].random.random())")
+    drawn = [said(servers, tmp_path, [str(draw)], environ(), "numpy").split() for _ in range(2)]
+    assert len({*drawn[0], *drawn[1]}) == 4

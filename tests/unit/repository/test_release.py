@@ -14,14 +14,8 @@ from grpo_devcluster import binaries
 from support.paths import ROOT
 
 ACTIONLINT = "github.com/rhysd/actionlint/cmd/actionlint@v1.7.7"
-NAMED = (
-    "pyproject.toml",
-    "charts/grpo-operator/Chart.yaml",
-    "operator/grpo_operator/api/names.py",
-    "operator/Dockerfile",
-    "workload/Dockerfile",
-    "CHANGELOG.md",
-)
+NAMED = ("pyproject.toml", "charts/grpo-operator/Chart.yaml", "operator/grpo_operator/api/names.py")
+NAMED += ("operator/Dockerfile", "workload/Dockerfile", "CHANGELOG.md")
 """Files that name the release."""
 
 

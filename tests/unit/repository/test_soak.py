@@ -11,7 +11,7 @@ import pytest
 from grpo_operator.api.spec import parse_spec
 from support.control_plane.operators import make_job
 from support.soak.choice import SHAPES, choose, new_spec, possible
-from support.soak.differences import ATTEMPT, JOB, KINDS, UID, differences, leftovers
+from support.soak.differences import ATTEMPT, JOB, KINDS, MANAGED, UID, differences, leftovers
 from support.soak.expected import EVICTION, FAILURE, Blow, Count, Expected
 from support.soak.health import Sample, leaks, objects_of_no_job, odd_errors
 
@@ -30,12 +30,7 @@ def world(job: Expected, **status: Any) -> dict[str, list[dict[str, Any]]]:
     status = {"phase": "Running", "observedGeneration": 1, "attempt": job.attempts.most - 1} | status
     status["restarts"] = {"total": job.restarts.most, "counted": job.counted.most}
     status["members"] = [{"pod": pod, "uid": pod} for pod in job.pods]
-    labels = {
-        JOB: job.name,
-        UID: job.uid,
-        ATTEMPT: str(status["attempt"]),
-        "app.kubernetes.io/managed-by": "grpo-operator",
-    }
+    labels = {JOB: job.name, UID: job.uid, ATTEMPT: str(status["attempt"]), MANAGED: "grpo-operator"}
 
     def made(name: str, **rest: Any) -> dict[str, Any]:
         return {"metadata": {"name": name, "uid": name, "labels": labels}, **rest}
@@ -134,17 +129,8 @@ def test_the_same_seed_chooses_the_same_and_only_what_is_possible() -> None:
 
 
 def sample(**changes: Any) -> Sample:
-    usual = {
-        "descriptors": 20,
-        "connections": 8,
-        "watches": 6,
-        "threads": 6,
-        "rss": 95.0,
-        "series": 330,
-        "ghosts": 0,
-        "objects": 250,
-    }
-    return Sample(**{"pid": 1} | usual | changes)
+    usual = {"pid": 1, "descriptors": 20, "connections": 8, "watches": 6, "threads": 6, "rss": 95.0}
+    return Sample(**usual | {"series": 330, "ghosts": 0, "objects": 250} | changes)
 
 
 def test_one_descriptor_leaked_at_each_restart_of_the_api_server_is_found() -> None:

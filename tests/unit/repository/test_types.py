@@ -42,9 +42,7 @@ EDITS = {
 """For each file, what is edited, and what mypy says of it."""
 
 
-def test_a_misspelt_field_of_a_status_one_of_another_type_and_a_time_as_a_text_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_misspelt_field_of_a_status_one_of_another_type_and_a_time_as_a_text_are_refused(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for package in ("spec", "operator"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
