@@ -34,13 +34,7 @@ OFFLOADED = {"gradientCheckpointing": True, "offloadActivations": True}
 
 def make(folder: Path, family: str = "qwen3", model: dict[str, Any] | None = None, **sections: Any) -> TrainerConfig:
     AutoConfig.for_model(family, **SMALL | FAMILIES[family]).save_pretrained(folder)
-    return TrainerConfig.model_validate(
-        {
-            "model": {"path": str(folder)} | (model or {}),
-        }
-        | JOB
-        | sections
-    )
+    return TrainerConfig.model_validate({"model": {"path": str(folder)} | (model or {})} | JOB | sections)
 
 
 def measured(config: TrainerConfig, tokens: int) -> int:

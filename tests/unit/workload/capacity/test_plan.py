@@ -59,18 +59,17 @@ TOPOLOGIES: dict[str, dict[str, Any]] = {
     "Server": {"server": {"groups": [{"name": "e", "gpus": 4, "tensorParallel": 4}]}},
     "NodeLocal": {"nodeLocal": {"gpusPerNode": 2, "enginesPerNode": 1}, "tensorParallel": 2},
 }
-CHOICES = st.fixed_dictionaries(
-    {
-        "topology": st.sampled_from(sorted(TOPOLOGIES)),
-        "stage": st.sampled_from([0, 1, 2, 3]),
-        "offload": st.sampled_from(["none", "cpu", "generating"]),
-        "dtype": st.sampled_from(["float32", "bfloat16", "int8"]),
-        "lora": st.booleans(),
-        "beta": st.sampled_from([0.0, 0.1]),
-        "level": st.sampled_from([0, 1, 2]),
-        "gpus": st.sampled_from([4, 8]),
-    }
-)
+VALUES: dict[str, list[Any]] = {
+    "topology": sorted(TOPOLOGIES),
+    "stage": [0, 1, 2, 3],
+    "offload": ["none", "cpu", "generating"],
+    "dtype": ["float32", "bfloat16", "int8"],
+    "lora": [{}, {"lora": {}}],
+    "beta": [0.0, 0.1],
+    "level": [0, 1, 2],
+    "gpus": [4, 8],
+}
+CHOICES = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in VALUES.items()})
 
 
 def made(choice: dict[str, Any]) -> dict[str, Any]:
@@ -78,13 +77,11 @@ def made(choice: dict[str, Any]) -> dict[str, Any]:
     if choice["topology"] == "Colocate":
         generation |= {"colocate": {"sleepLevel": choice["level"]}}
     parallelism = {"zeroStage": choice["stage"], "offloadOptimizer": choice["offload"]}
-    fields = spec(
-        gpus=choice["gpus"],
-        generation=generation,
-        parallelism=parallelism | {"optimizerDtype": choice["dtype"]},
-        training={"beta": choice["beta"]},
+    parallelism |= {"optimizerDtype": choice["dtype"]}
+    training = {"beta": choice["beta"]}
+    return spec(
+        gpus=choice["gpus"], generation=generation, parallelism=parallelism, training=training, **choice["lora"]
     )
-    return fields | ({"lora": {}} if choice["lora"] else {})
 
 
 def accepted(fields: dict[str, Any]) -> bool:
@@ -134,12 +131,9 @@ def test_what_fits_also_fits_a_larger_gpu(choice: dict[str, Any], gib: int) -> N
 
 @cache
 def tiny_passes() -> tuple[dict[str, Any], Plan, list[Any]]:
-    fields = spec(
-        gpus=1,
-        parallelism={"zeroStage": 2},
-        generation={"maxModelLen": 4096, "gpuMemoryUtilization": 0.3},
-        training={"maxCompletionLength": 2048},
-    )
+    generation = {"maxModelLen": 4096, "gpuMemoryUtilization": 0.3}
+    training = {"maxCompletionLength": 2048}
+    fields = spec(gpus=1, parallelism={"zeroStage": 2}, generation=generation, training=training)
     here = job(fields)
 
     def all_of(contract: Any, models: Models) -> Plan:
@@ -188,9 +182,9 @@ def test_no_length_of_sequences_ends_a_job(caplog: pytest.LogCaptureFixture) -> 
     assert "activations" in caplog.text
 
 
-@pytest.mark.parametrize(("lora", "passes"), [({}, 2), ({"lora": {}}, 2)])
+@pytest.mark.parametrize("lora", [{}, {"lora": {}}])
 def test_a_warning_takes_one_model_and_no_pass_of_an_edit(
-    lora: dict[str, Any], passes: int, monkeypatch: pytest.MonkeyPatch
+    lora: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = Counter[str]()
 
@@ -203,18 +197,15 @@ def test_a_warning_takes_one_model_and_no_pass_of_an_edit(
     count(shapes, "activations")
     fields = spec(generation={"maxModelLen": 16384}, parallelism={"zeroStage": 3}) | lora
     assert not check_fit(contract_of(job(fields)), H100 * 9 // 10, Models()).fits
-    assert calls == {"empty_model": 1, "activations": passes}  # one sequence, and the largest micro-batch
+    assert calls == {"empty_model": 1, "activations": 2}  # one sequence, and the largest micro-batch
 
 
 def test_passes_of_one_model_are_those_of_models_of_their_own() -> None:
     kept = Models()
     for checkpointing in (False, True, False):
-        fields = spec(
-            gpus=1,
-            generation={"maxModelLen": 512},
-            parallelism={"zeroStage": 1, "gradientCheckpointing": checkpointing},
-            training={"promptsPerStep": 1, "numGenerations": 2, "maxCompletionLength": 256},
-        )
+        parallelism = {"zeroStage": 1, "gradientCheckpointing": checkpointing}
+        training = {"promptsPerStep": 1, "numGenerations": 2, "maxCompletionLength": 256}
+        fields = spec(gpus=1, generation={"maxModelLen": 512}, parallelism=parallelism, training=training)
         assert planned(fields, models=kept) == planned(fields, models=Models())
 
 
@@ -272,10 +263,8 @@ def test_only_the_rank_that_reads_stacks_experts_whatever_the_stage(tmp_path: Pa
 
 def test_a_pods_memory_limit_and_its_node_selector_are_read() -> None:
     fields = spec(parallelism={"offloadOptimizer": "cpu", "zeroStage": 3})
-    template = {
-        "resources": {"limits": {"memory": "100Gi"}},
-        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
-    }
+    selector = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    template = {"resources": {"limits": {"memory": "100Gi"}}, "nodeSelector": selector}
     here = job(fields | {"podTemplate": template})
     limits, gpus = pod_sizes(here)
     assert (limits, gpus) == ({"a": 100 * GIB}, {"a": H100})
@@ -287,13 +276,10 @@ def test_gpus_are_known_by_name_size_and_label() -> None:
     assert all(gpu_bytes(name.upper()) == gpu_bytes(name) > 20 * GIB for name in MEMORY)
     assert gpu_bytes("80Gi") == 80 * GIB
     labels = {"A100-SXM4-40GB": "a100-40", "A100-SXM4-80GB": "a100-80", "H200": "h200", "L40S": "l40s", "L4": "l4"}
-    for product, name in labels.items():
+    for product, name in (labels | {"GeForce-RTX-4090": "rtx4090", "H100-PCIe": "h100"}).items():
         assert bytes_of_node({"nvidia.com/gpu.product": f"NVIDIA-{product}"}) == gpu_bytes(name)
-    assert bytes_of_node({"nvidia.com/gpu.product": "NVIDIA-GeForce-RTX-4090"}) == gpu_bytes("rtx4090")
-    assert bytes_of_node({"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb"}) is None
-    assert bytes_of_node({"nvidia.com/gpu.product": "NVIDIA-H100-PCIe"}) == H100
-    for other in ("H100-NVL", "H100-SXM5-96GB", "H100-80GB-HBM3-SHARED"):  # of another size, or shared
-        assert bytes_of_node({"nvidia.com/gpu.product": f"NVIDIA-{other}"}) is None
+    for other in ("H100-NVL", "H100-SXM5-96GB", "H100-80GB-HBM3-SHARED", "H100-80GB-HBM3-MIG-3g.40gb"):
+        assert bytes_of_node({"nvidia.com/gpu.product": f"NVIDIA-{other}"}) is None, "of another size, or shared"
     assert bytes_of_node({"nvidia.com/gpu.memory": "81559"}) == pytest.approx(H100, rel=0.01)
     assert bytes_of_node({"other": "label"}) is None
 
@@ -354,10 +340,8 @@ def test_tensor_to_data_parallel_is_compared_above_20_billion_parameters() -> No
     assert (found.alone_bytes > found.split_bytes) == (found.tokens < found.even_tokens)
     assert "tensor to data parallel 8:4 beside ZeRO-3 alone" in str(found)
     assert ratio(small, MODELS) is None
-    tiny = small.model_copy(update={"members": small.members[:1]})
-    assert (
-        ratio(tiny.model_copy(update={"members": (small.members[0].model_copy(update={"gpus": 1}),)}), MODELS) is None
-    )
+    one = small.members[0].model_copy(update={"gpus": 1})
+    assert ratio(small.model_copy(update={"members": (one,)}), MODELS) is None
 
 
 def test_the_order_prefers_what_moves_less() -> None:
@@ -390,14 +374,14 @@ def test_a_line_between_two_passes_never_says_less_than_a_pass() -> None:
 def test_sequences_of_any_length_are_planned_whole(tmp_path: Path) -> None:
     make_config("qwen3", max_position_embeddings=300_000).save_pretrained(tmp_path)
     parallelism = {"gradientCheckpointing": True}
-    found = [
-        planned(
-            spec(gpus=1, parallelism=parallelism, generation={"maxModelLen": length})
-            | {"model": {"path": str(tmp_path)}, "training": {"maxCompletionLength": length - 1}},
-            models=MODELS,
-        )
-        for length in (100_000, 200_000)
-    ]
+
+    def of_length(length: int) -> Plan:
+        training = {"maxCompletionLength": length - 1}
+        generation = {"maxModelLen": length}
+        fields = spec(str(tmp_path), gpus=1, parallelism=parallelism, generation=generation, training=training)
+        return planned(fields, models=MODELS)
+
+    found = [of_length(length) for length in (100_000, 200_000)]
     assert [one.tokens for one in found] == [100_000, 200_000]
     few, many = (one.gpus[0].phases["forward+backward"]["activations"] for one in found)
     assert 1.8 * few < many

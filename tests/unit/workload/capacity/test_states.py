@@ -10,48 +10,38 @@ import torch
 
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.capacity.states import Footprint, bucket_bytes, live_bytes, num_parameters, training_footprint
+from support.trainer.places import CONFIG
 
 
 def config(
     dtype: str = "bfloat16", beta: float = 0.0, parallelism: dict[str, Any] | None = None, **generation: Any
 ) -> TrainerConfig:
-    return TrainerConfig.model_validate(
-        {
-            "model": {"name": "m", "dtype": dtype},
-            "dataset": {"name": "d"},
-            "rewards": [{"name": "r", "accuracy": {}}],
-            "training": {"beta": beta},
-            "parallelism": parallelism or {},
-            "generation": generation,
-        }
-    )
+    sections = {"model": {"name": "m", "dtype": dtype}, "training": {"beta": beta}, "generation": generation}
+    return TrainerConfig.model_validate(CONFIG | sections | {"parallelism": parallelism or {}})
 
 
 # Bytes for each parameter, counted over all tensors of one rank of two after the optimizer's step, and before it, in
-# DeepSpeed 0.19.8.
-COUNTED = [
-    ("bfloat16", 0, 14, 16),
-    ("bfloat16", 1, 12, 14),
-    ("bfloat16", 2, 8, 10),
-    ("bfloat16", 3, 9, 9),
-    ("float32", 0, 12, 16),
-    ("float32", 1, 10, 12),
-    ("float32", 2, 10, 12),
-    ("float32", 3, 10, 10),
-]
+# DeepSpeed 0.19.8, and those that are in host memory between steps: for each ZeRO stage.
+COUNTED = {
+    ("bfloat16", "float32"): [(14, 16, 12), (12, 14, 6), (8, 10, 6), (9, 9, 6)],
+    ("float32", "float32"): [(12, 16, 8), (10, 12, 6), (10, 12, 6), (10, 10, 6)],
+    ("bfloat16", "bfloat16"): [(6, 8, 4), (5, 7, 3), (5, 6, 3), (5, 5, 3)],
+}
 
 
-@pytest.mark.parametrize(("dtype", "stage", "after", "before"), COUNTED)
-def test_states_and_gradients_are_those_measured_in_deepspeed(dtype: str, stage: int, after: int, before: int) -> None:
-    need = training_footprint(config(dtype, parallelism={"zeroStage": stage}), num_parameters=1000, world_size=2)
-    assert (need.states, need.states + need.gradients) == (1000 * after, 1000 * before)
-
-
-@pytest.mark.parametrize(("stage", "after", "before"), [(0, 6, 8), (1, 5, 7), (2, 5, 6), (3, 5, 5)])
-def test_states_in_bfloat16_take_half(stage: int, after: int, before: int) -> None:
-    settings = config("bfloat16", parallelism={"zeroStage": stage, "optimizerDtype": "bfloat16"})
-    need = training_footprint(settings, num_parameters=1000, world_size=2)
-    assert (need.states, need.states + need.gradients) == (1000 * after, 1000 * before)
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize(("dtype", "optimizer"), COUNTED)
+def test_states_and_gradients_are_those_measured_in_deepspeed(dtype: str, optimizer: str, stage: int) -> None:
+    """Those that are offloaded while the engine generates return for the step."""
+    after, before, away = (1000 * size for size in COUNTED[dtype, optimizer][stage])
+    parallelism = {"zeroStage": stage, "optimizerDtype": optimizer}
+    stay, leave = (
+        training_footprint(config(dtype, parallelism=parallelism | more), num_parameters=1000, world_size=2)
+        for more in ({}, {"offloadOptimizer": "generating"})
+    )
+    assert (stay.states, stay.states + stay.gradients) == (after, before)
+    assert (stay.away, leave.away, leave.states) == (0, away, stay.states - away)
+    assert (leave.weights, leave.most) == (stay.weights, stay.most)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -74,35 +64,6 @@ def test_an_offloaded_optimizer_takes_no_memory_and_a_reference_model_doubles_th
     assert (need.weights, need.reference, need.states, need.gradients) == (500, 500, 1000, 0)
 
 
-# Bytes for each parameter that are in host memory between steps, counted the same way.
-AWAY = [
-    ({"dtype": "bfloat16"}, {"zeroStage": 0}, 12),
-    ({"dtype": "bfloat16"}, {"zeroStage": 1}, 6),
-    ({"dtype": "bfloat16"}, {"zeroStage": 2}, 6),
-    ({"dtype": "bfloat16"}, {"zeroStage": 3}, 6),
-    ({"dtype": "float32"}, {"zeroStage": 0}, 8),
-    ({"dtype": "float32"}, {"zeroStage": 1}, 6),
-    ({"dtype": "float32"}, {"zeroStage": 2}, 6),
-    ({"dtype": "float32"}, {"zeroStage": 3}, 6),
-    ({"dtype": "bfloat16"}, {"zeroStage": 0, "optimizerDtype": "bfloat16"}, 4),
-    ({"dtype": "bfloat16"}, {"zeroStage": 1, "optimizerDtype": "bfloat16"}, 3),
-    ({"dtype": "bfloat16"}, {"zeroStage": 2, "optimizerDtype": "bfloat16"}, 3),
-    ({"dtype": "bfloat16"}, {"zeroStage": 3, "optimizerDtype": "bfloat16"}, 3),
-]
-
-
-@pytest.mark.parametrize(("model", "parallelism", "away"), AWAY)
-def test_states_that_are_offloaded_while_the_engine_generates_return_for_the_step(
-    model: Any, parallelism: Any, away: int
-) -> None:
-    size = {"num_parameters": 1000, "world_size": 2}
-    stay = training_footprint(config(**model, parallelism=parallelism), **size)
-    leave = training_footprint(config(**model, parallelism=parallelism | {"offloadOptimizer": "generating"}), **size)
-    assert (stay.away, leave.away) == (0, 1000 * away)
-    assert leave.states == stay.states - 1000 * away
-    assert (leave.weights, leave.most) == (stay.weights, stay.most)
-
-
 def test_the_default_shares_of_the_topologies() -> None:
     server = config(topology="Server").generation
     assert (config().generation.gpu_share, server.gpu_share) == (0.3, 0.9)
@@ -110,14 +71,11 @@ def test_the_default_shares_of_the_topologies() -> None:
 
 
 def test_with_lora_only_adapters_have_states_and_the_model_is_its_own_reference() -> None:
-    need = training_footprint(
-        config(beta=0.1, parallelism={"zeroStage": 2}), num_parameters=1000, world_size=2, num_adapted=100
-    )
+    sizes = {"num_parameters": 1000, "world_size": 2, "num_adapted": 100}
+    need = training_footprint(config(beta=0.1, parallelism={"zeroStage": 2}), **sizes)
     assert (need.weights, need.reference) == (2 * 1100, 0)
     assert (need.masters + need.moments, need.gradients) == (12 * 50, 4 * 50)
-    need = training_footprint(
-        config(beta=0.1, parallelism={"zeroStage": 3}), num_parameters=1000, world_size=2, num_adapted=100
-    )
+    need = training_footprint(config(beta=0.1, parallelism={"zeroStage": 3}), **sizes)
     assert (need.weights, need.masters + need.moments, need.kept) == (2 * 550, 12 * 50, 4 * 50)
 
 

@@ -1,5 +1,6 @@
 """Asserts the metrics of a trainer pod: while its ranks train, after they have ended, and how many there can be."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from grpo_spec.reports import Progress
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.prometheus import MAX_METRICS, TrainingCollector
 from grpo_workload.reporting.progress_files import forget_progress, write_phase, write_progress, write_waiting
-from grpo_workload.reporting.rank_metrics import RankStep
+from grpo_workload.reporting.rank_metrics import DeviceUse
 from grpo_workload.reporting.run_report import RankReport, RunReport
 from support.trainer.places import place, rank_step
 
@@ -80,16 +81,7 @@ def test_nothing_of_an_earlier_attempt_is_reported(tmp_path: Path) -> None:
 
 def test_a_rank_on_a_cpu_reports_no_gpu_metrics(tmp_path: Path) -> None:
     at = place(tmp_path, "job-b-0")
-    without = RankStep(
-        rank=2,
-        seconds={"generate": 1.0, "train": 0.0},
-        generated_tokens=1,
-        sample_tokens=2,
-        longest_sample_tokens=2,
-        trained_tokens=0,
-        fed_tokens=0,
-    )
-    RankReport(at.state_dir, 2).step(0, {}, [], [without])
+    RankReport(at.state_dir, 2).step(0, {}, [], [replace(rank_step(2), device=DeviceUse())])
     assert not [name for name in scrape(at) if "gpu" in name]
 
 

@@ -70,11 +70,8 @@ def test_a_recorded_exception_is_quoted_instead_of_the_log(tmp_path: Path) -> No
     error, log = tmp_path / "error.json", tmp_path / "stderr.log"
     log.write_text("loading\nkilled here\n")
     traceback = "".join(f"line {number}\n" for number in range(100))
-    error.write_text(
-        json.dumps(
-            {"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": traceback, "timestamp": "1"}}}
-        )
-    )
+    more = {"py_callstack": traceback, "timestamp": "1"}
+    error.write_text(json.dumps({"message": {"message": "ValueError: boom", "extraInfo": more}}))
 
     lines = describe_error(error, [log]).splitlines()
 

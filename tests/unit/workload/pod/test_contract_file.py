@@ -10,9 +10,8 @@ from support.trainer.places import CONTRACT, MEMBERS
 
 
 def test_another_version_is_refused_before_anything_else_is_read() -> None:
-    with pytest.raises(
-        ContractError, match="operator wrote contractVersion 2, this image reads contractVersion 1"
-    ) as refused:
+    said = "operator wrote contractVersion 2, this image reads contractVersion 1"
+    with pytest.raises(ContractError, match=said) as refused:
         parse_contract(json.dumps({"contractVersion": 2, "attempt": 7, "unknown": "field"}))
     assert refused.value.attempt == 7
 

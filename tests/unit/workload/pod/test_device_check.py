@@ -24,11 +24,8 @@ NODE_LOCAL = {
 
 
 def test_each_rank_and_engine_of_a_pod_has_its_devices() -> None:
-    assert device_users(contract(**NODE_LOCAL), "job-a-1") == {
-        "rank 2": (0,),
-        "rank 3": (1,),
-        "engine job-a-1/0": (2, 3),
-    }
+    users = {"rank 2": (0,), "rank 3": (1,), "engine job-a-1/0": (2, 3)}
+    assert device_users(contract(**NODE_LOCAL), "job-a-1") == users
     assert device_users(contract(), "job-b-0") == {"rank 2": (0,)}
 
 
@@ -39,9 +36,8 @@ def test_there_is_no_message_when_all_devices_exist() -> None:
 def test_the_message_names_absent_devices_with_their_users_and_existing_devices() -> None:
     users = device_users(contract(**NODE_LOCAL), "job-a-1")
     three, one, none = (describe_missing("job-a-1", users, present) for present in (3, 1, 0))
-    assert three.startswith(
-        "pod job-a-1 must run engine job-a-1/0 on device 3, but sees only devices 0, 1, 2: lower gpus of its group"
-    )
+    head = "pod job-a-1 must run engine job-a-1/0 on device 3, but sees only devices 0, 1, 2: lower gpus of its group"
+    assert three.startswith(head)
     assert "give the pod 4 whole GPUs" in three
     assert "rank 3 on device 1, engine job-a-1/0 on devices 2, 3, but sees only device 0" in one
     assert "rank 2 on device 0, rank 3 on device 1, engine job-a-1/0 on devices 2, 3, but sees no CUDA device" in none
@@ -54,7 +50,6 @@ async def test_a_job_on_cpus_needs_no_devices() -> None:
 async def test_a_pod_without_the_driver_sees_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     if await count_devices(os.environ) != 0:
         pytest.skip("this machine has CUDA devices")
-    with pytest.raises(
-        ValueError, match="pod job-a-0 must run rank 0 on device 0, rank 1 on device 1, but sees no CUDA device"
-    ):
+    said = "pod job-a-0 must run rank 0 on device 0, rank 1 on device 1, but sees no CUDA device"
+    with pytest.raises(ValueError, match=said):
         await check_devices(contract(), "job-a-0")

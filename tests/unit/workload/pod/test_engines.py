@@ -77,6 +77,15 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
+def serves(monkeypatch: pytest.MonkeyPatch, file: Path, version: str = "7", status: int = 200) -> Contract:
+    """Return the contract of an engine whose process answers with this status, and with the version in a file."""
+    file.write_text(version)
+    contract = make_contract(Path("/nowhere"), [(1, 1)])
+    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), str(status), str(file)]
+    monkeypatch.setattr(engines, "engine_command", lambda *_, **_more: (command, dict(os.environ)))
+    return contract
+
+
 async def start(pod_engines: PodEngines, contract: Contract) -> int:
     """Begin an attempt; return the process of its engine, which listens."""
     (await pod_engines.begin(contract, contract.engines)).cancel()
@@ -108,12 +117,9 @@ async def test_an_engine_goes_on_in_a_later_attempt_if_it_is_the_same_and_was_pu
     refuses: bool,
     goes_on: bool,
 ) -> None:
-    contract = make_contract(Path("/nowhere"), [(1, 1)])
-    (file := tmp_path / "version").write_text(version)
+    contract = serves(monkeypatch, file := tmp_path / "version", version, status)
     if refuses:
         file.with_suffix(".refuses").touch()
-    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), str(status), str(file)]
-    monkeypatch.setattr(engines, "engine_command", lambda *_, **_more: (command, dict(os.environ)))
     raw = contract.model_dump(by_alias=True) | {"attempt": 1}
     raw["config"]["generation"] |= changes
     pod_engines = PodEngines()
@@ -128,10 +134,7 @@ async def test_an_engine_goes_on_in_a_later_attempt_if_it_is_the_same_and_was_pu
 async def test_an_engine_goes_on_once_more_after_a_rank_was_killed_before_its_first_push_had_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    contract = make_contract(Path("/nowhere"), [(1, 1)])
-    version = tmp_path / "version"
-    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", str(version)]
-    monkeypatch.setattr(engines, "engine_command", lambda *_, **__: (command, dict(os.environ)))
+    contract = serves(monkeypatch, version := tmp_path / "version")
     pod_engines, processes = PodEngines(), []
     try:
         for found in ("default", "7", abandoned(1), "4", abandoned(3), abandoned(4), abandoned(5)):
@@ -145,10 +148,7 @@ async def test_an_engine_goes_on_once_more_after_a_rank_was_killed_before_its_fi
 
 
 async def test_an_engine_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    contract = make_contract(Path("/nowhere"), [(1, 1)])
-    (version := tmp_path / "version").write_text("7")
-    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", str(version)]
-    monkeypatch.setattr(engines, "engine_command", lambda *_, **_more: (command, dict(os.environ)))
+    contract = serves(monkeypatch, tmp_path / "version")
     monkeypatch.setattr(engines, "ANSWER_SECONDS", 0.1)
     pod_engines = PodEngines()
     try:
@@ -164,19 +164,10 @@ async def test_engines_that_go_on_are_watched_in_the_later_attempt_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    contract = make_contract(Path("/nowhere"), [(1, 1)])
-    (version := tmp_path / "version").write_text("7")
-    command = [sys.executable, "-c", SERVES, str(contract.engines[0].port), "200", str(version)]
-    monkeypatch.setattr(engines, "engine_command", lambda *_, **_more: (command, dict(os.environ)))
+    contract = serves(monkeypatch, tmp_path / "version")
     monkeypatch.setattr(contract_file, "POLL_SECONDS", 0.01)
-    pod = EnginePod(
-        contract=contract,
-        pod="engine-0",
-        pod_uid="u",
-        state_dir=tmp_path,
-        termination_log=tmp_path / "log",
-        contract_path=tmp_path / "contract.json",
-    )
+    files = {"termination_log": tmp_path / "log", "contract_path": tmp_path / "contract.json"}
+    pod = EnginePod(contract=contract, pod="engine-0", pod_uid="u", state_dir=tmp_path, **files)
     later = contract.model_copy(update={"attempt": 1})
     pod_engines = PodEngines()
     try:

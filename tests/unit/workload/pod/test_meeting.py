@@ -19,14 +19,8 @@ DEADLINE = 20.0
 def an_engine() -> Engine:
     (port,) = free_ports(1)
     followers = (Follower(pod="gen-1", port=1), Follower(pod="gen-2", port=1))
-    values: dict[str, Any] = {
-        "name": "gen-0",
-        "pod": "gen-0",
-        "group": "gen",
-        "host": "127.0.0.1",
-        "port": 1,
-        "devices": (0,),
-    }
+    values: dict[str, Any] = {"name": "gen-0", "pod": "gen-0", "group": "gen", "host": "127.0.0.1", "port": 1}
+    values |= {"devices": (0,)}
     return Engine(**values, followers=followers, meeting_port=port, pipeline_parallel=3)
 
 
