@@ -48,10 +48,8 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
     assert (metrics["ranks/slowest"], metrics["ranks/slowest_seconds"]) == (1.0, 12.0)
     assert metrics["ranks/imbalance"] == pytest.approx(12.0 / 8.0)
     assert (metrics["ranks/generate_seconds/min"], metrics["ranks/generate_seconds/max"]) == (4.0, 10.0)
-    assert (metrics["ranks/trained_tokens_per_second/min"], metrics["ranks/trained_tokens_per_second/max"]) == (
-        10.0,
-        450.0,
-    )
+    name = "ranks/trained_tokens_per_second"
+    assert (metrics[f"{name}/min"], metrics[f"{name}/max"]) == (10.0, 450.0)
 
 
 def test_padding_is_a_share_of_all_tokens_and_no_mean_of_ranks() -> None:
@@ -72,17 +70,10 @@ def test_engines_idle_at_most_as_long_as_any_rank_asked_nothing_of_them() -> Non
 
 
 def test_a_rank_without_work_has_zeros() -> None:
-    idle = RankStep(
-        rank=0,
-        seconds={"generate": 0.0, "train": 0.0},
-        generated_tokens=0,
-        sample_tokens=0,
-        longest_sample_tokens=0,
-        trained_tokens=0,
-        fed_tokens=0,
-    )
-    assert {summarise_ranks([idle])[name] for name in ("padding_fraction", "ranks/longest_sample_share/max")} == {0.0}
-    assert summarise_ranks([idle])["ranks/imbalance"] == 1.0
+    counts = ("generated_tokens", "sample_tokens", "longest_sample_tokens", "trained_tokens", "fed_tokens")
+    metrics = summarise_ranks([RankStep(rank=0, seconds={"generate": 0.0, "train": 0.0}, **dict.fromkeys(counts, 0))])
+    assert (metrics["padding_fraction"], metrics["ranks/longest_sample_share/max"]) == (0.0, 0.0)
+    assert metrics["ranks/imbalance"] == 1.0
 
 
 def test_answers_that_were_not_compared_in_time_are_counted_over_all_ranks() -> None:

@@ -23,7 +23,9 @@ from grpo_spec.trainer import TrainerConfig
 from grpo_workload.reporting.progress_files import read_progress
 from grpo_workload.reporting.run_report import RunReport
 from grpo_workload.reporting.trackers import GLOBAL_STEP, QUIET, Trackers
+from support.trainer.places import CONFIG
 
+STEP = {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}
 JOB = JobRef(namespace="ns", name="arithmetic", uid="6f0c")
 
 
@@ -43,11 +45,8 @@ def no_trackers_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def _trackers(folder: Path, *names: str, **training: object) -> Trackers:
-    sections = {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"name": "accuracy", "accuracy": {}}]}
-    config = TrainerConfig.model_validate(
-        {**sections, "training": {"reportTo": names, "learningRate": 2e-6, **training}}
-    )
-    return Trackers(config, JOB, folder)
+    section = {"reportTo": names, "learningRate": 2e-6, **training}
+    return Trackers(TrainerConfig.model_validate(CONFIG | {"training": section}), JOB, folder)
 
 
 def _steps(folder: Path, trackers: Trackers, steps: range) -> None:
@@ -56,13 +55,7 @@ def _steps(folder: Path, trackers: Trackers, steps: range) -> None:
     trackers.start(steps.start)
     report = RunReport(run_dir, folder, total_steps=20, step=steps.start, trackers=trackers)
     for step in steps:
-        metrics = {
-            "reward": step / 10,
-            "step_time": 1.0,
-            "tokens_per_second": 2.0,
-            "rewards/accuracy/mean": 0.5,
-            "grad_norm": float("nan"),
-        }
+        metrics = STEP | {"reward": step / 10, "rewards/accuracy/mean": 0.5, "grad_norm": float("nan")}
         report.step(step, metrics, [], [])
     report.close()
 
@@ -107,9 +100,8 @@ def test_trackio_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.Monk
         rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
         ((config,),) = database.execute("SELECT config FROM configs")
     assert {name for name, *_ in rows} == {"first-6f0c"}
-    assert [(step, json.loads(metrics)["reward"]) for _, step, metrics in rows] == [
-        (n + 1, n / 10) for n in (0, 1, 2, 2, 3, 4)
-    ]
+    found = [(step, json.loads(metrics)["reward"]) for _, step, metrics in rows]
+    assert found == [(n + 1, n / 10) for n in (0, 1, 2, 2, 3, 4)]
     assert json.loads(config)["training.learningRate"] == 2e-6
 
 
@@ -162,16 +154,14 @@ def _wandb_runs(folder: Path) -> tuple[set[tuple[str, str, str]], list[tuple[int
 def test_a_tracker_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = [name for name in tracking.get_available_trackers() if str(name) != "wandb"]
     monkeypatch.setattr(tracking, "_available_trackers", installed)
-    with pytest.raises(
-        ValueError, match=r"^training\.reportTo: wandb is not installed in the image; add the package wandb to it"
-    ):
+    said = r"^training\.reportTo: wandb is not installed in the image; add the package wandb to it"
+    with pytest.raises(ValueError, match=said):
         _trackers(tmp_path, "tensorboard", "wandb")
 
 
 def test_a_tracker_without_a_login_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"^training\.reportTo: wandb cannot start: .*; set WANDB_API_KEY .*, or leave it out$"
-    ):
+    said = r"^training\.reportTo: wandb cannot start: .*; set WANDB_API_KEY .*, or leave it out$"
+    with pytest.raises(ValueError, match=said):
         _trackers(tmp_path, "wandb").start(0)
 
 
@@ -208,8 +198,8 @@ def _report_until_failure(folder: Path, trackers: Trackers) -> None:
     report = RunReport(folder / JOB.run, folder, total_steps=1000, step=0, trackers=trackers)
     step = 0
     while not trackers.failed:
-        report.step(step, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [], [])
+        report.step(step, STEP, [], [])
         step += 1
         assert step < 1000, "MLflow's store is gone, and its tracker has not failed"
-    report.step(step, {"reward": 0.5, "step_time": 1.0, "tokens_per_second": 2.0}, [], [])
+    report.step(step, STEP, [], [])
     report.close()

@@ -8,16 +8,9 @@ import pytest
 from aiohttp import web
 
 from grpo_spec.errors import ConfigError
+from grpo_workload.rewards import scoring
 from grpo_workload.rewards.judge import Judge
-from grpo_workload.rewards.scoring import (
-    Reward,
-    RewardError,
-    begin_scoring,
-    build_rewards,
-    close_rewards,
-    score,
-    take_logged,
-)
+from grpo_workload.rewards.scoring import Reward, RewardError, build_rewards, close_rewards, score, take_logged
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
 
 TEMPLATE = "Question: {prompt}\nRight: {answer}\nGiven: {completion}\nAnswer with {{score}}."
@@ -82,18 +75,13 @@ async def judge(url, texts, *, wait=0.01, environ=None, **settings):
 async def test_the_judge_is_asked_about_each_completion_and_its_costs_are_counted():
     api = Api()
     async with served(api) as url:
-        values, logged = await judge(
-            f"{url}/", ["four", "4"], environ={"KEY": "sesame"}, apiKeyEnv="KEY", params={"max_tokens": 64}
-        )
+        given = {"environ": {"KEY": "sesame"}, "apiKeyEnv": "KEY", "params": {"max_tokens": 64}}
+        values, logged = await judge(f"{url}/", ["four", "4"], **given)
     assert values == [4.0, 1.0]
     body = next(body for body in api.asked if "four" in str(body))
     assert (body["model"], body["max_tokens"], "temperature" in body) == ("big", 64, False)
-    assert body["messages"] == [
-        {
-            "role": "user",
-            "content": "Question: system: Be kind.\n\nuser: 2 + 2?\nRight: 4\nGiven: four\nAnswer with {score}.",
-        }
-    ]
+    asked = "Question: system: Be kind.\n\nuser: 2 + 2?\nRight: 4\nGiven: four\nAnswer with {score}."
+    assert body["messages"] == [{"role": "user", "content": asked}]
     assert set(api.keys) == {"Bearer sesame"}
     counts = {"requests": [2.0], "prompt_tokens": [20.0], "completion_tokens": [6.0], "unreadable": [0.0]}
     assert logged.metrics == counts
@@ -177,13 +165,11 @@ async def test_a_group_is_judged_as_soon_as_it_is_complete_and_each_completion_o
         rewards = [Reward(name="mine", weight=1.0, scorer=function, timeout_seconds=60)]
         now, later = make_prompt("2 + 2?", answer="4"), make_prompt("2 + 3?", answer="5")
         group = [make_completion("4"), make_completion("4")]
-        begin_scoring(rewards, now, group)
-        begin_scoring(rewards, later, [make_completion("five")])
-        for _ in range(500):
-            if len(api.asked) == 3:
-                break
-            await asyncio.sleep(0.01)
-        assert len(api.asked) == 3, "nobody has asked for scores yet"
+        scoring.begin_scoring(rewards, now, group)
+        scoring.begin_scoring(rewards, later, [make_completion("five")])
+        async with asyncio.timeout(5):
+            while len(api.asked) < 3:  # noqa: ASYNC110  # nobody has asked for scores yet
+                await asyncio.sleep(0.01)
 
         first = await score(rewards, [now, now], group)
         cost = take_logged(rewards)["mine"].metrics["requests"]

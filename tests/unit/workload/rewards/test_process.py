@@ -58,16 +58,8 @@ async def run(function, prompts=None, completions=None, calls=1, logs=None, kind
     prompts = prompts or [make_prompt()] * 2
     rewards = build_rewards([make_config(**{kind: function}, **settings)], make_source(prompts[0].columns))
     try:
-        tables = [
-            await score(
-                rewards,
-                prompts,
-                completions or [make_completion()] * 2,
-                state=TrainerState(global_step=3, max_steps=9),
-                seed=seed,
-            )
-            for _ in range(calls)
-        ]
+        answers, state = completions or [make_completion()] * 2, TrainerState(global_step=3, max_steps=9)
+        tables = [await score(rewards, prompts, answers, state=state, seed=seed) for _ in range(calls)]
         if logs is not None:
             logs.update(take_logged(rewards))
         return tables[-1]
@@ -84,10 +76,8 @@ async def run(function, prompts=None, completions=None, calls=1, logs=None, kind
 )
 async def test_a_function_is_called_as_trl_does(tmp_path, text, completions):
     folder = str(tmp_path)
-    prompts = [
-        make_prompt(text, answer=4, level="easy", folder=folder),
-        make_prompt(text, answer=5, level="hard", folder=folder),
-    ]
+    levels = {4: "easy", 5: "hard"}
+    prompts = [make_prompt(text, answer=answer, level=level, folder=folder) for answer, level in levels.items()]
     answers = [make_completion("4", token_ids=(1, 2, 3)), make_completion("5", token_ids=(4,))]
     logs = {}
     table = await run(f"{USER}:shorter", prompts, answers, logs=logs)
@@ -171,8 +161,7 @@ async def test_an_object_with_an_async_call_is_accepted():
         ("talks_nonsense", r"rewards\[mine\]: its process sent an invalid reply"),
         (
             "asks_the_judge",
-            r"raised KeyError: 'JUDGE_API_KEY'; JUDGE_API_KEY is set in the pod; add it to the reward's `env` to pass "
-            r"it on",
+            r"KeyError: 'JUDGE_API_KEY'; JUDGE_API_KEY is set in the pod; add it to the reward's `env` to",
         ),
     ],
 )
@@ -185,15 +174,9 @@ async def test_a_failure_of_a_function_names_the_reward_and_the_cause(monkeypatc
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (
-            "one_short",
-            r"rewards\[mine\] returned 1 value for 2 completions; write `return \[score\(text\) for text in",
-        ),
+        ("one_short", r"rewards\[mine\] returned 1 value for 2 completions; write `return \[score\(text\) for text in"),
         ("letters", r"rewards\[mine\] returned '11' \(str\), not a list; write `return"),
-        (
-            "words",
-            r"returned 'good' \(str\) for completion 1 of 2, an answer to prompt 0 of the dataset; write `return",
-        ),
+        ("words", r"returned 'good' \(str\) for completion 1 of 2, an answer to prompt 0 of the dataset; write `ret"),
     ],
 )
 async def test_what_is_no_number_ends_the_job_at_the_first_call_alone(function, message):
@@ -214,10 +197,7 @@ async def test_what_is_no_number_ends_the_job_at_the_first_call_alone(function, 
             r"\*\*columns\)`",
         ),
         ({"function": f"{USER}:spies_on"}, r"missing a required argument: 'folder'"),
-        (
-            {"factory": f"{USER}:makes_of_two"},
-            r"rewards\[mine\]\.factory: .*:makes_of_two does not take .*\(prompts, comp",
-        ),
+        ({"factory": f"{USER}:makes_of_two"}, r"\[mine\]\.factory: .*:makes_of_two does not take .*\(prompts, comp"),
         ({"function": f"{USER}:bounded", "params": {"level": 1}}, r"level in `params` has the name of a column of the"),
     ],
 )
@@ -233,11 +213,8 @@ async def test_a_function_that_names_environments_gets_them_as_they_were_at_the_
         return replace(make_completion(), episode=episode)
 
     completions = [acted(3), acted(9, "process"), acted(None), acted(5)]
-    configs = [
-        make_config(function=f"{USER}:reads_games"),
-        make_config("other", function=f"{USER}:bounded", params={"limit": 5}),
-    ]
-    rewards = build_rewards(configs, make_source({}), has_environments=True)
+    games, other = make_config(function=f"{USER}:reads_games"), {"function": f"{USER}:bounded", "params": {"limit": 5}}
+    rewards = build_rewards([games, make_config("other", **other)], make_source({}), has_environments=True)
     try:
         assert wants_environments(rewards)
         assert not wants_environments(rewards[1:])
@@ -298,10 +275,8 @@ async def test_a_function_gets_only_the_credentials_in_its_env(monkeypatch, tmp_
     seen = set(json.loads((tmp_path / "names").read_text()))
     assert {"PATH", "RANK", "JUDGE_API_KEY"} <= seen
     assert {name for name in seen if os.environ.get(name) == "sesame"} == {"JUDGE_API_KEY"}
-    with pytest.raises(
-        ValueError,
-        match=r"rewards\[mine\]\.env: NO_SUCH_KEY is not set in the pods that run it; set it in their podTemplate.env",
-    ):
+    said = r"rewards\[mine\]\.env: NO_SUCH_KEY is not set in the pods that run it; set it in their podTemplate.env"
+    with pytest.raises(ValueError, match=said):
         await run(f"{USER}:names", env=["NO_SUCH_KEY"])
 
 
@@ -312,38 +287,35 @@ async def test_a_function_gets_only_the_credentials_in_its_env(monkeypatch, tmp_
 def test_a_function_cannot_read_variables_or_memory_of_its_rank(tmp_path):
     (tmp_path / "rank.py").write_text(UNPRIVILEGED)
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, tmp_path / "rank.py", tmp_path], capture_output=True, text=True, env=environ, timeout=60
-    )
+    command = [sys.executable, tmp_path / "rank.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
     assert done.stdout.splitlines() == ["a child without limits: [3.0]", "spies: [0.0]", "moves: [1.0]"], done.stderr
+
+
+def wait_for_the_end(pid: Path) -> None:
+    """Wait until the process that a function noted has ended."""
+    stat = Path("/proc", pid.read_text(), "stat")
+    wait_until(lambda: not stat.exists() or stat.read_text().split()[2] == "Z", "the process has ended", 10)
 
 
 async def test_processes_that_a_function_started_end_with_it(tmp_path):
     with pytest.raises(RewardError, match=r"was not done with 1 completion within 1 s"):
         await run(f"{USER}:starts_others", [make_prompt(folder=str(tmp_path))], [make_completion()], timeoutSeconds=1)
-    state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
-    wait_until(
-        lambda: not state.exists() or state.read_text().split()[2] == "Z", "the function's own process has ended", 10
-    )
+    wait_for_the_end(tmp_path / "pid")
 
 
 async def test_a_column_that_does_not_pickle_is_named():
-    with pytest.raises(
-        RewardError, match=r"rewards\[mine\]: column lock cannot be sent to the reward's process .* remove it"
-    ):
+    said = r"rewards\[mine\]: column lock cannot be sent to the reward's process .* remove it"
+    with pytest.raises(RewardError, match=said):
         await run(f"{USER}:shorter", [make_prompt(lock=threading.Lock())], [make_completion()])
 
 
 def test_a_stuck_function_ends_with_its_rank(tmp_path):
     (tmp_path / "rank.py").write_text(RANK)
-    rank = subprocess.Popen(
-        [sys.executable, tmp_path / "rank.py", tmp_path], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    )
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    rank = subprocess.Popen([sys.executable, tmp_path / "rank.py", tmp_path], env=environ)
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the function runs", 60)
-    process = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
-    assert process.exists()
+    assert Path("/proc", (tmp_path / "pid").read_text()).exists()
     rank.send_signal(signal.SIGKILL)
     rank.wait()
-    wait_until(
-        lambda: not process.exists() or process.read_text().split()[2] == "Z", "the function's process has ended", 10
-    )
+    wait_for_the_end(tmp_path / "pid")

@@ -60,10 +60,7 @@ LONG = "Add 3 to both of the sides, then divide them by 2, which gives 7."
         (True, [r"\boxed{True}"]),
         (["12", 13, ""], [r"\boxed{12}", r"\boxed{13}"]),
         (np.array([1.5, 2.0]), [r"\boxed{1.5}", r"\boxed{2}"]),
-        *(
-            (nothing, [])
-            for nothing in ("", "  ", None, math.nan, math.inf, b"12", {"answer": 12}, [], [None], r"\boxed{3")
-        ),
+        *((none, []) for none in ("", "  ", None, math.nan, math.inf, b"12", {"answer": 12}, [], [None], r"\boxed{3")),
     ],
 )
 def test_what_a_column_states(value, texts):

@@ -21,6 +21,7 @@ from grpo_workload.rewards.table import RewardTable
 from grpo_workload.rewards.user_function import UserFunction
 from support.trainer.reward_inputs import make_completion, make_config, make_prompt, make_source
 
+USER = "support.trainer.user_rewards"
 SCHEMA = {
     "type": "object",
     "required": ["n"],
@@ -234,56 +235,42 @@ def test_a_function_that_holds_the_gil_ends_the_rank_with_its_stack_in_the_log(t
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (
-            {"function": "no_such_module:f"},
-            r"rewards\[mine\]\.function: .* No module named 'no_such_module'; put it on PYTHONPATH",
-        ),
-        (
-            {"function": "broken_rewards:f"},
-            r"importing broken_rewards failed with ModuleNotFoundError: .*no_such_package_here",
-        ),
-        (
-            {"function": "support.trainer.user_rewards:shorte"},
-            r"module support.trainer.user_rewards has no shorte; it has .*shorter",
-        ),
+        ({"function": "no_such_module:f"}, "function: .* No module named 'no_such_module'; put it on PYTHONPATH"),
+        ({"function": "broken_rewards:f"}, "function: .*failed with ModuleNotFoundError: .*no_such_package_here"),
+        ({"function": f"{USER}:shorte"}, f"function: .*module {USER} has no shorte; it has .*shorter"),
         (
             {"function": "large_rewards:f", "memoryLimit": "300Mi"},
-            r"failed with MemoryError: .*; its memoryLimit is 300Mi: raise it",
+            "function: .*MemoryError: .*; its memoryLimit is 300Mi: ",
         ),
-        ({"function": "support.trainer.user_rewards:NOT_A_FUNCTION"}, r"NOT_A_FUNCTION is a int, not a function"),
-        ({"reasoningGym": {}}, r"rewards\[mine\]\.reasoningGym: the dataset is not a reasoning-gym dataset"),
-        ({"exactMatch": {}}, r"rewards\[mine\]\.exactMatch\.column: the dataset has no column answer; it has level"),
+        ({"function": f"{USER}:NOT_A_FUNCTION"}, "function: .*NOT_A_FUNCTION is a int, not a function"),
+        ({"reasoningGym": {}}, "reasoningGym: the dataset is not a reasoning-gym dataset"),
+        ({"exactMatch": {}}, r"exactMatch\.column: the dataset has no column answer; it has level"),
         (
             {"jsonSchema": {"inline": {"type": "objekt"}}},
-            r"rewards\[mine\]\.jsonSchema\.inline: this is no JSON Schema: 'objekt' is not valid",
+            r"jsonSchema\.inline: this is no JSON Schema: 'objekt' is not",
         ),
-        (
-            {"jsonSchema": {"column": "schema"}},
-            r"rewards\[mine\]\.jsonSchema\.column: the dataset has no column schema; it has level",
-        ),
+        ({"jsonSchema": {"column": "schema"}}, r"jsonSchema\.column: the dataset has no column schema; it has level"),
         (
             {"jsonSchema": {"column": "level"}},
-            r"jsonSchema\.column: row 0: this is no JSON Schema: 1 is not of type 'object', 'boolean'",
+            r"jsonSchema\.column: row 0: this is no JSON Schema: 1 is not of type 'obj",
         ),
-        ({"accuracy": {}}, r"rewards\[mine\]\.accuracy needs a column `solution` or `answer`; the dataset has level"),
+        ({"accuracy": {}}, "accuracy needs a column `solution` or `answer`; the dataset has level"),
     ],
 )
 def test_a_reward_that_cannot_be_built_is_named_with_its_field(kind, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"rewards\[mine\]\.{message}"):
         build_rewards([make_config(**kind)], make_source({"level": 1}))
 
 
 @pytest.mark.usefixtures("broken_modules")
 def test_a_process_that_ends_during_the_import_is_reported():
-    with pytest.raises(
-        RewardError, match=r"rewards\[mine\]: its process ended with exit code 3 while it imported gone_rewards:f"
-    ):
+    said = r"rewards\[mine\]: its process ended with exit code 3 while it imported gone_rewards:f"
+    with pytest.raises(RewardError, match=said):
         build_rewards([make_config(function="gone_rewards:f")], make_source())
 
 
 async def test_tables_of_all_ranks_are_joined_also_of_one_without_completions():
     rewards = [Reward(name="a", weight=1.0, scorer=Function(lambda prompts, completions: [1.0 for _ in prompts]))]
     tables = [await score(rewards, [make_prompt()] * n, [make_completion()] * n) for n in (2, 0, 1)]
-    assert RewardTable.concat(tables) == RewardTable(
-        names=["a"], values=[[1.0] * 3], totals=[1.0] * 3, overflows=[None] * 3
-    )
+    whole = RewardTable(names=["a"], values=[[1.0] * 3], totals=[1.0] * 3, overflows=[None] * 3)
+    assert RewardTable.concat(tables) == whole

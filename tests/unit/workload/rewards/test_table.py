@@ -1,6 +1,7 @@
 """Weighted sums of rewards: a completion whose sum float32 cannot hold has none, and the reward to blame is named."""
 
 import math
+from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -34,13 +35,11 @@ def test_concat_keeps_the_order_of_ranks():
 
 
 @given(
-    rewards=st.lists(st.floats(-LARGEST, LARGEST), min_size=4, max_size=12).filter(
-        lambda rewards: len(rewards) % 4 == 0
-    ),
+    rewards=st.lists(st.lists(st.floats(-LARGEST, LARGEST), min_size=4, max_size=4), min_size=1, max_size=3),
     scale=st.sampled_from(["group", "batch"]),
 )
 def test_advantages_of_rewards_of_any_size_are_finite(rewards, scale):
-    assert all(map(math.isfinite, group_advantages(rewards, 4, scale)))
+    assert all(map(math.isfinite, group_advantages([*chain(*rewards)], 4, scale)))
 
 
 def test_huge_rewards_that_differ_give_the_advantages_of_small_ones():

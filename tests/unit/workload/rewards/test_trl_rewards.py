@@ -25,10 +25,8 @@ FACTORIES = {
 
 async def test_rewards_of_trl_give_the_values_that_they_give_trl():
     configs = [make_config(name.replace("_", "-"), function=f"trl.rewards:{name}") for name in FUNCTIONS]
-    configs += [
-        make_config(name.replace("_", "-"), factory=f"trl.rewards:{name}", params=params)
-        for name, params in FACTORIES.items()
-    ]
+    for name, params in FACTORIES.items():
+        configs.append(make_config(name.replace("_", "-"), factory=f"trl.rewards:{name}", params=params))
     prompt = make_prompt([{"role": "user", "content": "?"}], **COLUMNS)
     completions = [make_completion(text, token_ids=ids) for text, ids in zip(ANSWERS, TOKENS, strict=True)]
     rewards = build_rewards(configs, make_source(COLUMNS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from pathlib import Path
@@ -30,12 +31,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (entry / "snapshots" / commit / "config.json").write_text("{}")
     (entry / "refs").mkdir()
     (entry / "refs" / "main").write_text(OLD)
-    original = module.cached_file
-    monkeypatch.setattr(
-        module,
-        "cached_file",
-        lambda *args, **kwargs: original(*args, cache_dir=tmp_path, local_files_only=True, **kwargs),
-    )
+    here = functools.partial(module.cached_file, cache_dir=tmp_path, local_files_only=True)
+    monkeypatch.setattr(module, "cached_file", here)
     return entry
 
 
@@ -60,9 +57,8 @@ def test_a_run_stays_at_the_commit_it_began_with(hub: Path) -> None:
 def test_adapters_refuse_another_revision_of_their_base_model(hub: Path) -> None:
     began = settle_origin(config(), None)
     asked: dict[str, Any] = {"model": {"name": "org/model", "revision": NEW}}
-    with pytest.raises(
-        ValueError, match=f"^model: the adapters .* org/model at commit {OLD}.*use model.name: org/model and .*: {OLD}"
-    ):
+    said = f"^model: the adapters .* org/model at commit {OLD}.*use model.name: org/model and .*: {OLD}"
+    with pytest.raises(ValueError, match=said):
         settle_origin(config(**asked, lora={}), began)
     assert settle_origin(config(**asked), began).commit == NEW
     asked["model"]["revision"] = OLD
@@ -86,10 +82,8 @@ def test_adapters_refuse_a_folder_whose_weights_have_changed(folder: Path, caplo
     assert settle_origin(config(**ours, lora={}), began) == began
 
     (folder / "model.safetensors").write_bytes(bytes(reversed(range(256))) * 20_000)
-    with pytest.raises(
-        ValueError,
-        match=rf"^model: the adapters .* the weights in {folder} \(fingerprint \w+\).*use the folder as it was",
-    ):
+    said = rf"^model: the adapters .* the weights in {folder} \(fingerprint \w+\).*use the folder as it was"
+    with pytest.raises(ValueError, match=said):
         settle_origin(config(**ours, lora={}), began)
     caplog.set_level(logging.WARNING)
     settle_origin(config(**ours), began)
@@ -110,9 +104,8 @@ def test_a_fingerprint_covers_exactly_the_weights_that_are_loaded(folder: Path) 
     (folder / "README.md").write_text("changed")
     assert fingerprint(folder) == one
     (folder / "model.safetensors").rename(folder / "part-1.safetensors")
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}})
-    )
+    index = {"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"^model.path: the weights in .* cannot be read: .*part-2"):
         fingerprint(folder)
     (folder / "part-2.safetensors").write_bytes(b"x" * 10)

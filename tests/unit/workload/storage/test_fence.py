@@ -57,9 +57,8 @@ def test_of_any_attempts_at_once_one_pod_of_the_newest_holds_the_fence(tmp_path_
 def test_the_error_names_both_attempts_and_the_holder_and_says_what_happens_next(tmp_path):
     fence = Fence.take(tmp_path, 3, "uid-a")
     assert json.loads((tmp_path / "fence" / "attempt-3").read_text())["podUid"] == "uid-a"
-    with pytest.raises(
-        SupersededError, match=r"attempt 3 .* held by pod uid uid-a, and this is pod uid uid-b.*attempt 4"
-    ):
+    held = r"attempt 3 .* held by pod uid uid-a, and this is pod uid uid-b.*attempt 4"
+    with pytest.raises(SupersededError, match=held):
         Fence.take(tmp_path, 3, "uid-b")
     assert Fence.take(tmp_path, 3, "uid-a") == fence, "the same pod may take it again"
     Fence.take(tmp_path, 5, "uid-c")

@@ -24,13 +24,9 @@ PROMPTS = 3
 
 def make_group(step: int, position: int, *, text: str = "", tokens: int = 2) -> Group:
     draw = random.Random(f"{step} {position} {text}")
-    completion = Completion(
-        token_ids=tuple(draw.randrange(150_000) for _ in range(tokens)),
-        logprobs=tuple(float(np.float32(math.log(draw.random()))) for _ in range(tokens)),
-        text=text,
-        finish_reason="length",
-        weight_version=step,
-    )
+    ids = tuple(draw.randrange(150_000) for _ in range(tokens))
+    logprobs = tuple(float(np.float32(math.log(draw.random()))) for _ in range(tokens))
+    completion = Completion(token_ids=ids, logprobs=logprobs, text=text, finish_reason="length", weight_version=step)
     return Group(
         step=step,
         position=position,
@@ -104,9 +100,6 @@ def test_the_lineage_has_every_step_once_and_in_order(
                 ours.save()
                 checkpoints = {**checkpoints, ours.step: list(lineage)}
                 start, pending = ours.step, {}
-        assert [[group.position for group in step] for step in read_lineage(run_dir)] == [list(range(PROMPTS))] * len(
-            lineage
-        )
         assert list(read_lineage(run_dir)) == lineage
         if torn < min(ranks, PROMPTS):  # further ranks have no prompt, so without them the step is complete
             groups = ours.write(torn)
@@ -267,24 +260,18 @@ def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path) -> None:
 
 
 COUNTS = st.integers(0, 1000)
+IDS = st.lists(COUNTS, max_size=3).map(tuple)
+CONTEXT = st.lists(st.tuples(COUNTS, COUNTS), max_size=3).map(tuple)
+LOGPROBS = st.lists(st.floats(-50, 0, width=32), max_size=3).map(tuple)
+MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["assistant", "tool"]), "content": st.text()})
+FORK = st.builds(Fork, prompt_ids=IDS, token_ids=IDS, logprobs=LOGPROBS, context=CONTEXT)
 EPISODES = st.builds(
     Episode,
-    messages=st.lists(
-        st.fixed_dictionaries({"role": st.sampled_from(["assistant", "tool"]), "content": st.text()}), max_size=3
-    ).map(tuple),
-    context=st.lists(st.tuples(COUNTS, COUNTS), max_size=3).map(tuple),
-    prompt_ids=st.none() | st.lists(COUNTS, max_size=3).map(tuple),
+    messages=st.lists(MESSAGE, max_size=3).map(tuple),
+    context=CONTEXT,
+    prompt_ids=st.none() | IDS,
     observation=st.text(),
-    forks=st.lists(
-        st.builds(
-            Fork,
-            prompt_ids=st.lists(COUNTS, max_size=3).map(tuple),
-            token_ids=st.lists(COUNTS, max_size=3).map(tuple),
-            logprobs=st.lists(st.floats(-50, 0, width=32), max_size=3).map(tuple),
-            context=st.lists(st.tuples(COUNTS, COUNTS), max_size=3).map(tuple),
-        ),
-        max_size=2,
-    ).map(tuple),
+    forks=st.lists(FORK, max_size=2).map(tuple),
     num_turns=COUNTS,
     num_calls=COUNTS,
     num_failed_calls=COUNTS,

@@ -19,9 +19,8 @@ EVALUATION = {"eval/reward": 0.75, "eval/rewards/accuracy/mean": 0.7, "eval/num_
 
 
 def test_a_card_names_base_data_numbers_and_settings() -> None:
-    card = ModelCard(
-        model_card(TrainerConfig.model_validate(CONFIG), "my-job", 40, METRICS, EVALUATION, has_adapters=True)
-    )
+    config = TrainerConfig.model_validate(CONFIG)
+    card = ModelCard(model_card(config, "my-job", 40, METRICS, EVALUATION, has_adapters=True))
     assert (card.data.base_model, card.data.datasets, card.data.model_name) == ("org/base", "org/rows", "my-job")
     assert ("grpo" in card.data.tags, card.data.library_name) == (True, "peft")
     results = {one.metric_type: (one.metric_value, one.dataset_split) for one in card.data.eval_results}

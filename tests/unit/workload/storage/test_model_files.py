@@ -58,9 +58,8 @@ def test_rare_types_are_read_as_they_were_written(tmp_path: Path) -> None:
         "complex": torch.randn(3, 2, dtype=torch.complex64),
         "scale": torch.ones(5).to(torch.float8_e8m0fnu),
     }
-    files = ModelFiles(
-        [TensorSpec(name, one.dtype, tuple(one.shape)) for name, one in values.items()], rank=0, world_size=1
-    )
+    specs = [TensorSpec(name, one.dtype, tuple(one.shape)) for name, one in values.items()]
+    files = ModelFiles(specs, rank=0, world_size=1)
     for name, tensor in values.items():
         files.put(tmp_path, name, tensor)
     (file,) = files.close(tmp_path)

@@ -10,8 +10,7 @@ FOLDER: TypeAdapter[str] = TypeAdapter(BucketFolder)
 
 
 @pytest.mark.parametrize(
-    ("url", "kind"),
-    [("gs://models/math", "gcs"), ("abfs://models@account.dfs.core.windows.net/math", "abfs")],
+    ("url", "kind"), [("gs://models/math", "gcs"), ("abfs://models@account.dfs.core.windows.net/math", "abfs")]
 )
 def test_an_accepted_url_names_a_storage_that_arrow_has(url: str, kind: str) -> None:
     storage, folder = FileSystem.from_uri(FOLDER.validate_python(url))
