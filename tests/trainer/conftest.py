@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from grpo_cli.local.processes import free_ports
 from grpo_demo.pretrained import MODELS, install
 from support.paths import PROGRAMS
 from support.trainer.object_storage import ObjectStorage
+from support.trainer.places import contract_json
 from support.trainer.rank_server import PYTHONPATH, SERVERS, TRAINING, WITH_VLLM, Rank
 from support.trainer.tiny_model import make_tiny_model
 
@@ -24,18 +25,18 @@ DEADLINE = 400.0  # seconds that ranks may take to load torch, DeepSpeed and vLL
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(tmp_path_factory):
     """Folder of a random Llama with 2 layers and 2 heads of size 32, in float32, with a byte tokenizer and ChatML."""
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture(scope="session")
-def tiny_tokenizer(tiny_model: Path) -> Any:
+def tiny_tokenizer(tiny_model):
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
 @pytest.fixture(scope="session")
-def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
+def object_storage(tmp_path_factory):
     """A running server of object storage."""
     server = ObjectStorage(tmp_path_factory.mktemp("object-storage"))
     server.start()
@@ -44,7 +45,7 @@ def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectS
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smollm2(tmp_path_factory):
     """Folder of SmolLM2-135M-Instruct, in the cache of a hub."""
     return install(MODELS["smollm2"], tmp_path_factory.mktemp("home") / "hub")
 
@@ -59,14 +60,13 @@ class Ranks:
         self, start: StartRank, command: list[str], world_size: int, folder: Path, env: dict[str, str]
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (port,) = free_ports(1)
+        self._folder, (port,) = folder, free_ports(1)
         self._logs = [folder / f"rank-{rank}.log" for rank in range(world_size)]
         self.processes: list[Rank] = []
         if command[0].endswith(".py"):
             command = [str(PROGRAMS / "as_rank.py"), *command]
         for rank, log in enumerate(self._logs):
-            state_dir = folder / f"state-{rank}"
-            state_dir.mkdir(exist_ok=True)
+            (state_dir := self.state(rank)).mkdir(exist_ok=True)
             rank_env = {
                 **os.environ,
                 "RANK": str(rank),
@@ -98,6 +98,14 @@ class Ranks:
         end = time.monotonic() + DEADLINE
         return [process.wait(timeout=max(0.0, end - time.monotonic())) for process in self.processes]
 
+    def state(self, rank: int) -> Path:
+        """Return the folder of a rank's state."""
+        return self._folder / f"state-{rank}"
+
+    def error(self, rank: int = 0) -> str:
+        """Return the message of the exception that a rank has ended with."""
+        return str(json.loads((self.state(rank) / "error.json").read_text())["message"]["message"])
+
     def logs(self) -> str:
         return "\n".join(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in self._logs)
 
@@ -106,7 +114,7 @@ StartRanks = Callable[..., Ranks]
 
 
 @pytest.fixture
-def start_ranks(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartRanks]:
+def start_ranks(tmp_path, request):
     """Function start_ranks(command, world_size, name, **env); its ranks are killed when the test ends.
 
     They are forked from a process that has loaded what ranks load; vLLM for tests that are marked with it.
@@ -114,7 +122,7 @@ def start_ranks(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Star
     started: list[Ranks] = []
     modules = WITH_VLLM if request.node.get_closest_marker("vllm") else TRAINING
 
-    def start(command: list[str], world_size: int, name: str = "ranks", **env: str) -> Ranks:
+    def start(command, world_size, name="ranks", **env):
         ranks = Ranks(partial(SERVERS.start, modules), command, world_size, tmp_path / name, env)
         started.append(ranks)
         return ranks
@@ -127,13 +135,13 @@ def start_ranks(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Star
 
 
 @pytest.fixture
-def run_program(start_ranks: StartRanks, tmp_path: Path) -> Callable[..., list[Any]]:
+def run_program(start_ranks, tmp_path):
     """Function run_program(name, world_size, *arguments): runs a file of programs/ as ranks, which all exit with 0.
 
     It returns each rank's result (programs/results.py), by rank; None for a rank that reports nothing.
     """
 
-    def run(name: str, world_size: int, *arguments: object) -> list[Any]:
+    def run(name, world_size, *arguments):
         folder = f"{name}-{world_size}"
         command = [str(PROGRAMS / name), *map(str, arguments)]
         ranks = start_ranks(command, world_size, folder, RESULTS=str(tmp_path / folder))
@@ -145,31 +153,12 @@ def run_program(start_ranks: StartRanks, tmp_path: Path) -> Callable[..., list[A
 
 
 @pytest.fixture
-def start_training(start_ranks: StartRanks, tmp_path: Path) -> Callable[..., Ranks]:
-    """Function start_training(config, world_size, uid=..., environment_pods=..., **env).
+def start_training(start_ranks, tmp_path):
+    """Function start_training(config, world_size, uid=..., **env); the run's folder is below tmp_path / "data"."""
 
-    The run's folder is below tmp_path / "data". `environment_pods`: groups, as a contract has them.
-    """
-
-    def start(
-        config: dict[str, Any],
-        world_size: int,
-        *,
-        uid: str = "uid",
-        environment_pods: Sequence[dict[str, Any]] = (),
-        **env: str,
-    ) -> Ranks:
-        contract = {
-            "contractVersion": 1,
-            "job": {"namespace": "ns", "name": "job", "uid": uid},
-            "attempt": 0,
-            "device": "cpu",
-            "members": [{"pod": "job-0", "group": "a", "host": "127.0.0.1", "gpus": world_size, "rankOffset": 0}],
-            "environmentPods": environment_pods,
-            "timeoutSeconds": 300,
-            "durable": True,
-            "config": config,
-        }
+    def start(config, world_size, *, uid="uid", **env):
+        job = {"namespace": "ns", "name": "job", "uid": uid}
+        contract = contract_json(config, gpus=world_size, job=job, device="cpu", timeoutSeconds=300)
         path = tmp_path / f"{uid}.json"
         path.write_text(json.dumps(contract))
         env |= {"GRPO_CONTRACT": str(path), "GRPO_DATA_DIR": str(tmp_path / "data")}

@@ -4,7 +4,6 @@ One step, and an evaluation after it. What the files of the run say is compared 
 functions return.
 """
 
-import gzip
 import json
 import math
 import re
@@ -16,6 +15,7 @@ from transformers import AutoTokenizer
 
 from grpo_spec.reports import ExitCode
 from support.paths import EXAMPLES
+from support.trainer.trainings import lines_of
 
 PROMPTS, GENERATIONS, PROBLEMS, LENGTH = 1, 8, 2, 80
 REWARDS = ("right", "paper", "seen")
@@ -46,17 +46,12 @@ def make_config(model: Path) -> dict:
     return config
 
 
-def lines_of(path: Path) -> list[dict]:
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        return [json.loads(line) for line in file]
-
-
 @pytest.mark.vllm
 def test_a_model_calls_tools_and_trains_on_its_own_tokens_alone(start_training, smollm2, tmp_path):
     ranks = start_training(make_config(smollm2), 1)
     assert ranks.exit_codes() == [ExitCode.DONE], ranks.logs()
-    log, run_dir = (tmp_path / "train-uid" / "rank-0.log").read_text(), tmp_path / "data" / "ns" / "job" / "uid"
-    assert "the chat template writes calls and results; the parser hermes reads calls" in log
+    run_dir = tmp_path / "data/ns/job/uid"
+    assert "the chat template writes calls and results; the parser hermes reads calls" in ranks.logs()
     (journal,) = run_dir.glob("journal/*/*/*.gz")
     groups = lines_of(journal)
     tokenizer = AutoTokenizer.from_pretrained(smollm2)

@@ -14,6 +14,7 @@ from grpo_spec.reports import ExitCode
 from support.documents import write_code
 from support.paths import EXAMPLES
 from support.trainer.rank_server import PYTHONPATH
+from support.trainer.trainings import lines_of
 
 ADD = "What is 2 + 2?"
 ROWS = {
@@ -75,13 +76,13 @@ def tiny(spec: dict, model: Path, folder: Path) -> dict:
 @pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_trains(name: str, start_training, tiny_model: Path, tmp_path: Path) -> None:
+def test_an_example_trains(name, start_training, tiny_model, tmp_path):
     manifest = EXAMPLES / f"{name}.yaml"
     *_, job = yaml.safe_load_all(manifest.read_text())
     write_code(manifest, tmp_path)
     ranks = start_training(tiny(job["spec"], tiny_model, tmp_path), 1, PYTHONPATH=f"{tmp_path}{os.pathsep}{PYTHONPATH}")
     assert ranks.exit_codes() == [ExitCode.DONE], ranks.logs()
     (metrics,) = (tmp_path / "data/ns/job/uid").glob("metrics*.jsonl")
-    logged = [json.loads(line) for line in metrics.read_text().splitlines()]
+    logged = lines_of(metrics)
     assert any("loss" in row for row in logged)
     assert any("eval/reward" in row for row in logged) == ("evaluation" in job["spec"])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from grpo_spec.contract import Contract, Device, Engine
 from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.weights.export import Export, full
 from support.paths import PROGRAMS
@@ -52,43 +53,25 @@ def make_contract(
     All engines are in one transfer group; everything runs on this machine. `elastic`: positions of elastic engines.
     """
     *ports, transfer_port, status_port, master_port = free_ports(len(sizes) + 3)
-    engines = []
+    here, engines = {"host": "127.0.0.1"}, []
     for index, ((tensor, data), port) in enumerate(zip(sizes, ports, strict=True)):
-        engine = {
-            "name": f"engine-{index}",
-            "pod": f"engine-{index}",
-            "group": "generation",
-            "host": "127.0.0.1",
-            "port": port,
-        }
+        engine = here | {"name": f"engine-{index}", "pod": f"engine-{index}", "group": "generation", "port": port}
         parallel = {"tensorParallel": tensor, "dataParallel": data, "devices": list(range(tensor * data))}
         engines.append({**engine, **parallel, "elastic": index in elastic})
-    settings = {
-        "topology": "Server",
-        "maxModelLen": 128,
-        "kvCacheMemory": "64Mi",
-        "engineArgs": {"enforce_eager": True},
+    member = here | {"pod": "trainer-0", "group": "trainer", "statusPort": status_port, "gpus": 1, "rankOffset": 0}
+    vllm = {"maxModelLen": 128, "kvCacheMemory": "64Mi", "engineArgs": {"enforce_eager": True}}
+    config = {
+        "model": {"path": str(model), "dtype": "float32"},
+        "training": {"maxCompletionLength": 8},
+        "generation": {"topology": "Server"} | vllm | generation,
     }
     return Contract.model_validate(
         contract_json(
-            {
-                "model": {"path": str(model), "dtype": "float32"},
-                "training": {"maxCompletionLength": 8},
-                "generation": settings | generation,
-            },
+            config,
             device="cpu",
-            members=[
-                {
-                    "pod": "trainer-0",
-                    "group": "trainer",
-                    "host": "127.0.0.1",
-                    "statusPort": status_port,
-                    "gpus": 1,
-                    "rankOffset": 0,
-                }
-            ],
+            members=[member],
             engines=engines,
-            transfers=[{"sender": 0, "host": "127.0.0.1", "port": transfer_port}],
+            transfers=[here | {"sender": 0, "port": transfer_port}],
             masterPort=master_port,
             timeoutSeconds=timeout,
             restartEngines=restarts,
@@ -110,15 +93,32 @@ def weights_of(model: Any) -> Export:
     return Export(full(model), is_partitioned=False)
 
 
+def change(model: Any, seed: int | None = None) -> None:
+    """Add random noise to all parameters, the same for each seed."""
+    random = None if seed is None else torch.Generator(model.device).manual_seed(seed)
+    with torch.no_grad():
+        for one in model.parameters():
+            one.add_(torch.randn(one.shape, generator=random, dtype=one.dtype, device=one.device) * 0.02)
+
+
 @contextmanager
-def own_generator(contract: Contract, weights: Callable[[], Export], folder: Path) -> Iterator[ServerGenerator]:
-    """Yield the generator of the only rank, which sends these weights first; its group meets in a file in `folder`."""
+def own_world(folder: Path) -> Iterator[None]:
+    """Make this process the only rank of a group, which meets in a file in `folder`."""
     store = dist.FileStore(str(folder / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    ready = ServerGenerator(contract, 0, weights)
-    yield ready
-    ready.close()
-    dist.destroy_process_group()
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def own_generator(
+    contract: Contract, weights: Callable[[], Export], folder: Path, *timing: Timing
+) -> Iterator[ServerGenerator]:
+    """Yield the generator of the only rank, which sends these weights first."""
+    with own_world(folder), closing(ServerGenerator(contract, 0, weights, *timing)) as ready:
+        yield ready
 
 
 def largest_difference(model: Any, generator: ServerGenerator, num_generations: int = 4) -> float:

@@ -15,6 +15,7 @@ from grpo_spec.schema import WITHOUT_RULES
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.environments.pods.host import PodHost
 from grpo_workload.environments.sessions import RankSessions
+from support.trainer.places import contract_json
 
 JOB = c.JobRef(namespace="ns", name="job", uid="uid")
 
@@ -90,15 +91,8 @@ class EnvironmentPod:
 def contract_of(config: TrainerConfig, *addresses: str, sessions=64, groups=None) -> c.Contract:
     """Return the contract of a rank with pods at these addresses, in one group unless `groups` says otherwise."""
     group = {"name": "games", "sessions": sessions, "environments": [one.name for one in config.environments]}
-    values = {
-        "job": JOB,
-        "attempt": 0,
-        "device": "cpu",
-        "members": [{"pod": "job-0", "group": "main", "host": "127.0.0.1", "gpus": 1, "rankOffset": 0}],
-        "environmentPods": groups or [group | {"addresses": addresses}],
-        "durable": True,
-        "config": config,
-    }
+    pods = groups or [group | {"addresses": addresses}]
+    values = contract_json({}, job=JOB, device="cpu", environmentPods=pods) | {"config": config}
     return c.Contract.model_validate(values, context=WITHOUT_RULES)
 
 

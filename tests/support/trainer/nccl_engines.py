@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from grpo_spec.contract import Contract, Device
 from grpo_spec.lora import LoraConfig
 from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.generator import ServerGenerator
-from support.trainer.engines import Engines, make_contract, prompts, weights_of
+from support.trainer.engines import Engines, make_contract, own_generator, prompts, weights_of
 from support.trainer.random_llama import mean_difference
 
 BF16_ERROR = 0.1  # nats for each token between two implementations of a random 24-layer model; 0.059 was measured
@@ -51,18 +50,8 @@ def serving(
             stack.enter_context(pytest.MonkeyPatch.context()).setenv("NCCL_HOSTID", "trainer")
         stack.enter_context(pods.running())
         torch.cuda.set_device(0)
-        dist.init_process_group("gloo", store=dist.FileStore(str(pods.folder / "store"), 1), rank=0, world_size=1)
-        stack.callback(dist.destroy_process_group)
-        ready = ServerGenerator(pods.contract, 0, lambda: weights_of(model), Timing(poll=0.5, lost=5))
-        stack.callback(ready.close)
-        yield ready, pods
-
-
-def change(model: Any) -> None:
-    """Add random noise to all parameters."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
+        generator = own_generator(pods.contract, lambda: weights_of(model), folder, Timing(poll=0.5, lost=5))
+        yield stack.enter_context(generator), pods
 
 
 def difference(model: Any, generator: ServerGenerator) -> float:

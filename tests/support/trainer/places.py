@@ -29,7 +29,7 @@ def config_of(**sections: Any) -> TrainerConfig:
 
 def contract_json(config: dict[str, Any], *, gpus: int = 1, **fields: Any) -> dict[str, Any]:
     """Return the contract of one trainer pod, with these sections of its configuration."""
-    members = [{"pod": "job-a-0", "group": "a", "host": "h", "gpus": gpus, "rankOffset": 0}]
+    members = [{"pod": "job-a-0", "group": "a", "host": "127.0.0.1", "gpus": gpus, "rankOffset": 0}]
     return {**CONTRACT, "attempt": 0, "members": members, "config": CONFIG | config, **fields}
 
 

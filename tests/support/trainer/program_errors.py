@@ -1,9 +1,10 @@
-"""Assertions on errors that test programs report."""
+"""Assertions on what several tests' programs report."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 
 def assert_error(error: Sequence[str] | None, kind: str, pattern: str) -> None:
@@ -12,3 +13,14 @@ def assert_error(error: Sequence[str] | None, kind: str, pattern: str) -> None:
     name, message = error
     assert name == kind, f"{name}: {message}"
     assert re.search(pattern, message), f"{pattern!r} does not match {message!r}"
+
+
+def assert_gathered(result: dict[str, Any]) -> None:
+    """Assert that `gathering.py` has exported the 12 layers that were trained, on each of its steps."""
+    weights = [f"{layer}.weight" for layer in range(12)]
+    assert len(result["steps"]) == 3
+    for step in result["steps"]:
+        assert step["partitioned"] == weights, "after exports the ranks hold parts of the weights, and whole biases"
+        assert step["wrong"] == [], "exported values are those that DeepSpeed gathers"
+        assert step["exported"] == result["specs"], "names, types and shapes are those announced"
+        assert step["untrained"] == [], "each step changes every parameter"

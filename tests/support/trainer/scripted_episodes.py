@@ -35,23 +35,19 @@ class Words:
     """See `episodes.Words`."""
 
     def calls(self, token_ids: Sequence[int]) -> tuple[str, str, list[ToolCall]]:
-        """An even number of tokens is a call."""
         return "", "", [ToolCall(name="tool", arguments={})] if len(token_ids) % 2 == 0 else []
 
     def results(self, last: int, answers: Sequence[tuple[str, str]]) -> tuple[list[int], list[Message]]:
-        """The same tokens for each turn."""
         return RESULT, [{"role": "tool", "name": name, "content": text} for name, text in answers]
 
     def observed(self, prompt: Prompt, text: str) -> tuple[int, ...]:
-        """The text's bytes, behind the prompt."""
         return (*prompt.token_ids, *text.encode())
 
 
 class Place:
-    """See `base.Sessions`."""
+    """See `base.Sessions`. The column `seconds` says how long calls take: some return while ranks train."""
 
     def open(self, columns: Mapping[str, Any], seed: int) -> ScriptedSession:
-        """A session; the column `seconds` says how long its calls take: some return while ranks train."""
         return ScriptedSession(seed, columns.get("seconds", 0.0))
 
 
@@ -60,21 +56,17 @@ class ScriptedSession:
 
     wait_seconds = 0.0
 
-    def __init__(self, seed: int, seconds: float) -> None:
+    def __init__(self, seed: int = 0, seconds: float = 0.0) -> None:
         self.seed, self.seconds = seed, seconds
 
     async def reset(self) -> str:
-        """Text of its own for each episode."""
         return str(self.seed % 1000)
 
     async def call(self, calls: Sequence[ToolCall], seconds: float) -> list[ToolResult]:
-        """Answer after a while."""
         await asyncio.sleep(self.seconds)
         return [ToolResult(content="answer") for _ in calls]
 
     async def end(self) -> tuple[float | None, bytes | None]:
-        """Nobody asks for either."""
         return None, None
 
-    async def close(self) -> None:
-        """Nothing is held."""
+    async def close(self) -> None: ...

@@ -1,11 +1,19 @@
-"""The configuration of a short training on a tiny model, as in a contract."""
+"""The configuration of a short training on a tiny model, as in a contract, and what it leaves."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
 HUB_NAME = "org/tiny"
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Return what the lines of a file of a run say."""
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        return [json.loads(line) for line in file]
 
 
 def make_config(model: Path | str, *, max_steps: int, engine: str = "Transformers") -> dict[str, Any]:

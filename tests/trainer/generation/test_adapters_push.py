@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from grpo_spec.lora import LoraConfig
-from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.errors import EngineDiffersError, EngineError
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.weights.export import Export
 from support.trainer.corrupt import changing
-from support.trainer.engines import PROMPTS, Engines, make_contract, own_generator, own_logprobs
+from support.trainer.engines import Engines, largest_difference, make_contract, own_generator
 
 pytestmark = pytest.mark.vllm
 
 # The scale is no power of two, and vLLM cannot be set to exactly this rank.
 LORA = LoraConfig(r=4, alpha=6, push="adapters")
-PROMPT_LIST = [Prompt(index=index, text="", token_ids=tuple(ids), seed=index) for index, ids in enumerate(PROMPTS)]
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def adapters(model: Any) -> Adapters:
+def adapters(model):
     return Adapters(model, LORA, seed=0)
 
 
 @pytest.fixture(scope="module")
-def generator(
-    tiny_model: Path, model: Any, adapters: Adapters, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerGenerator]:
+def generator(tiny_model, model, adapters, tmp_path_factory):
     contract = make_contract(tiny_model, [(2, 1)])
     contract = contract.model_copy(update={"config": contract.config.model_copy(update={"lora": LORA})})
     pods = Engines(tmp_path_factory.mktemp("engines"), contract)
@@ -64,19 +51,7 @@ def push(generator: ServerGenerator, adapters: Adapters, version: int) -> None:
     generator.sync_weights(Export(adapters.pushed(), is_partitioned=False), version)
 
 
-def largest_difference(model: Any, generator: ServerGenerator) -> float:
-    """Return the largest difference of sampled tokens' log-probabilities between engine and model with adapters."""
-    differences = [
-        (own_logprobs(model, prompt, one) - torch.tensor(one.logprobs)).abs().max()
-        for prompt, group in zip(PROMPT_LIST, generator.generate(PROMPT_LIST, 2), strict=True)
-        for one in group
-    ]
-    return float(torch.stack(differences).max())
-
-
-def test_each_push_replaces_the_adapters(
-    generator: ServerGenerator, model: Any, adapters: Adapters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_push_replaces_the_adapters(generator, model, adapters, monkeypatch):
     assert largest_difference(model, generator) < 1e-4, "the empty adapter changes the model"
     monkeypatch.setitem(weight_sender.PIECE_BYTES, "gloo", 2**11)  # an update takes several pieces
     for version in (1, 2):
@@ -86,9 +61,7 @@ def test_each_push_replaces_the_adapters(
         assert largest_difference(model, generator) < 1e-4
 
 
-def test_an_abandoned_update_leaves_the_adapters_as_they_were(
-    generator: ServerGenerator, model: Any, adapters: Adapters
-) -> None:
+def test_an_abandoned_update_leaves_the_adapters_as_they_were(generator, model, adapters):
     (client,) = generator._link.clients
     push(generator, adapters, 3)
     generator._link.run(client.abandon_update())
@@ -97,9 +70,7 @@ def test_an_abandoned_update_leaves_the_adapters_as_they_were(
     assert largest_difference(model, generator) < 1e-4
 
 
-def test_an_adapter_that_changes_on_its_way_is_refused_by_name(
-    generator: ServerGenerator, model: Any, adapters: Adapters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_that_changes_on_its_way_is_refused_by_name(generator, model, adapters, monkeypatch):
     name = adapters.pushed()[0].name
     with monkeypatch.context() as patch:
         patch.setattr(weight_sender, "with_sums", changing(name, "ulps"))
@@ -112,9 +83,7 @@ def test_an_adapter_that_changes_on_its_way_is_refused_by_name(
     assert largest_difference(model, generator) < 1e-4
 
 
-def test_modules_that_vllm_has_no_adapters_for_are_refused_by_name(
-    generator: ServerGenerator, model: Any, adapters: Adapters
-) -> None:
+def test_modules_that_vllm_has_no_adapters_for_are_refused_by_name(generator, model, adapters):
     weights = [weight._replace(name=weight.name.replace("q_proj", "x_proj")) for weight in adapters.pushed()]
     with pytest.raises(
         EngineError, match=r"vLLM has no adapters for x_proj of this model, only for .*q_proj.* push merged would work"

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from support.families import LONG_ROPE, make_model, make_routed_model
+from support.trainer.program_errors import assert_error
 from support.trainer.tiny_model import make_tiny_tokenizer
 
 LENGTHS, EOS = (6, 9, 12), 2
@@ -65,12 +66,13 @@ def test_vllm_samples_from_the_trained_weights(
         if result["initial"] is not None:
             assert result["initial"] > 100 * max(result["trained"], 1e-6)
         stale, changed, missing = result["complaints"]
-        assert "fixed tokens log-probabilities that differ by" in stale
+        assert_error(stale, "WeightsDifferError", "fixed tokens log-probabilities that differ by")
         if trains == "4bit":
             assert changed is None, "the first weights are not those that the engine has loaded"
         else:
-            assert "the same weights that it had loaded, and then had others in" in changed
-        assert "the push has no weights, or too few, for model.layers." in missing
+            said = "the same weights that it had loaded, and then had others in"
+            assert_error(changed, "WeightsDifferError", said)
+        assert_error(missing, "WeightsDifferError", r"the push has no weights, or too few, for model\.layers\.")
         if staleness:
             check_ahead(result["ahead"])
 

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from grpo_spec.contract import Contract, Follower
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.generation.servers.errors import EngineDiffersError
-from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.weights.export import Export, full
-from support.trainer.engines import (
-    Engines,
-    largest_difference,
-    make_contract,
-    own_generator,
-    weights_of,
-)
+from support.trainer.engines import Engines, change, largest_difference, make_contract, weights_of
 from support.trainer.launchers import eventually, free_ports
 
 pytestmark = pytest.mark.vllm
@@ -46,29 +35,18 @@ def over_two_pods(contract: Contract) -> Contract:
 
 
 @pytest.fixture(scope="module")
-def engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def engines(tiny_model, tmp_path_factory):
     pods = Engines(tmp_path_factory.mktemp("engines"), over_two_pods(make_contract(tiny_model, [(1, 1)])))
     with pods.running():
         yield pods
 
 
-@pytest.fixture(scope="module")
-def model(tiny_model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def generator(engines: Engines, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
-    with own_generator(engines.contract, lambda: weights_of(model), tmp_path_factory.mktemp("group")) as ready:
-        yield ready
-
-
-def test_a_later_attempt_in_the_same_pods_starts_both_parts_again(engines: Engines) -> None:
-    def servers() -> list[str]:
+def test_a_later_attempt_in_the_same_pods_starts_both_parts_again(engines):
+    def servers():
         pids = [one.pid for one in engines.launchers.values()]
         return [Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0] for pid in pids]
 
-    def is_healthy(port: int) -> bool:
+    def is_healthy(port):
         with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
             return bool(answer.status == 200)
         return False
@@ -85,9 +63,7 @@ def test_a_later_attempt_in_the_same_pods_starts_both_parts_again(engines: Engin
 
 
 # The first push to the engine: only the first push is compared with what the engine has loaded.
-def test_the_second_pod_refuses_first_weights_that_are_not_what_it_loaded(
-    generator: ServerGenerator, model: Any
-) -> None:
+def test_the_second_pod_refuses_first_weights_that_are_not_what_it_loaded(generator, model):
     changed = [one._replace(make=lambda value: 2 * value) if "layers.1." in one.name else one for one in full(model)]
     with pytest.raises(EngineDiffersError, match=r"and then had others in .*layers\.1\."):
         generator.sync_weights(Export(changed, is_partitioned=False), 0)
@@ -96,25 +72,22 @@ def test_the_second_pod_refuses_first_weights_that_are_not_what_it_loaded(
     assert largest_difference(model, generator) < 1e-4
 
 
-def test_both_pods_hold_what_was_pushed(generator: ServerGenerator, model: Any) -> None:
+def test_both_pods_hold_what_was_pushed(generator, model):
     before = deepcopy(model)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
+    change(model, seed=1)
     generator.sync_weights(weights_of(model), version=3)
     assert largest_difference(model, generator) < 1e-4 < largest_difference(before, generator)
 
 
 # The last test of this file: the engine has ended after it.
-def test_of_two_pods_that_end_the_one_that_was_killed_says_so_and_the_other_that_it_lost_it(engines: Engines) -> None:
+def test_of_two_pods_that_end_the_one_that_was_killed_says_so_and_the_other_that_it_lost_it(engines):
     (engine,) = engines.contract.engines
     launcher = engines.launchers["engine-1"]
     engines._may_end |= {launcher, engines.launchers[engine.name]}
     (server,) = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     os.kill(int(server), signal.SIGKILL)
 
-    def outcome(pod: str) -> Outcome | None:
+    def outcome(pod):
         said = (engines.folder / f"{pod}.termination-log").read_text()
         return Outcome.model_validate_json(said) if said else None
 

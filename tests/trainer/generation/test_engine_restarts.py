@@ -8,14 +8,11 @@ with the engines and the version that the one before has left.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from transformers import AutoModelForCausalLM
 
 from grpo_spec.contract import Engine
 from grpo_workload.algorithm.samples import Completion, Prompt
@@ -25,20 +22,14 @@ from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.vllm_api import sampling_parameters
-from support.trainer.engines import PROMPTS, Engines, make_contract, own_logprobs, weights_of
+from support.trainer.engines import PROMPTS, Engines, change, make_contract, own_generator, own_logprobs, weights_of
 from support.trainer.launchers import eventually
-from support.trainer.nccl_engines import change
 
 pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def pods(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def pods(tiny_model, tmp_path_factory):
     contract = make_contract(tiny_model, [(2, 1), (1, 1), (1, 1)], restarts=True, elastic=[2])
     started = Engines(tmp_path_factory.mktemp("engines"), contract)
     with started.running():
@@ -46,14 +37,11 @@ def pods(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def generator(pods: Engines, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1), rank=0, world_size=1
-    )
-    ready = ServerGenerator(pods.contract, 0, lambda: weights_of(model), Timing(poll=0.5, lost=5, late=0, away=0.5))
-    yield ready
-    ready.close()
-    dist.destroy_process_group()
+def generator(pods, model, tmp_path_factory):
+    timing = Timing(poll=0.5, lost=5, late=0, away=0.5)
+    folder = tmp_path_factory.mktemp("group")
+    with own_generator(pods.contract, lambda: weights_of(model), folder, timing) as ready:
+        yield ready
 
 
 def prompts() -> list[Prompt]:
@@ -108,20 +96,14 @@ def on_call(
     monkeypatch.setattr(kind, method, wrapped)
 
 
-def test_after_a_loss_in_a_push_all_engines_get_all_weights(
-    generator: ServerGenerator,
-    pods: Engines,
-    model: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_after_a_loss_in_a_push_all_engines_get_all_weights(generator, pods, model, monkeypatch, caplog):
     one, two, _ = pods.contract.engines
     first = dict(generator._pusher.roster.current)
     change(model)
     # Pieces so small that they cut layers: the other engine has received parts of some when the push fails.
     monkeypatch.setitem(weight_sender.PIECE_BYTES, "gloo", 2**12)
 
-    def lose() -> None:
+    def lose():
         pods.kill(two)
         pods.replace(two)
 
@@ -135,13 +117,7 @@ def test_after_a_loss_in_a_push_all_engines_get_all_weights(
     check_every_engine(generator, model, 1)
 
 
-def test_an_engine_lost_while_generating_gets_weights_at_the_next_push(
-    generator: ServerGenerator,
-    pods: Engines,
-    model: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_engine_lost_while_generating_gets_weights_at_the_next_push(generator, pods, model, monkeypatch, caplog):
     _, two, _ = pods.contract.engines
     on_call(monkeypatch, EngineClient, "complete", 3, lambda: pods.kill(two), of=two)
     groups = generator.generate(prompts(), 2)
@@ -155,20 +131,14 @@ def test_an_engine_lost_while_generating_gets_weights_at_the_next_push(
     check_every_engine(generator, model, 2)
 
 
-def test_generation_continues_after_all_engines_were_lost(
-    generator: ServerGenerator,
-    pods: Engines,
-    model: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_generation_continues_after_all_engines_were_lost(generator, pods, model, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     version = generator._version
     before = generator.generate(prompts(), 2)
 
     *needed, third = pods.contract.engines
 
-    def lose() -> None:
+    def lose():
         for engine in needed:
             pods.kill(engine)
         for engine in needed:
@@ -185,13 +155,7 @@ def test_generation_continues_after_all_engines_were_lost(
     check_every_engine(generator, model, version)
 
 
-def test_an_elastic_engine_joins_with_a_push_and_leaves_without_one(
-    generator: ServerGenerator,
-    pods: Engines,
-    model: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_elastic_engine_joins_with_a_push_and_leaves_without_one(generator, pods, model, monkeypatch, caplog):
     *needed, third = pods.contract.engines
     # Perhaps it was there when all weights were pushed to the engines that came back.
     eventually(lambda: third.name in generator._link.observe().processes, "the elastic engine is there")

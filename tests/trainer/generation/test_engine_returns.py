@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_spec.contract import Contract, Engine
+from grpo_spec.contract import Contract
 from support.paths import PROGRAMS
 from support.trainer.engines import make_contract, with_ranks
 from support.trainer.launchers import eventually
 
-StartEngine = Callable[..., subprocess.Popen[bytes]]
+StartEngine = Callable[..., Any]
 
 
 @pytest.fixture
-def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
+def start_engine(start_program, tmp_path):
     """Function start_engine(engine, process, how), where `how` is "answers" or "hangs"."""
-    started = []
 
-    def start(engine: Engine, process: str, how: str) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable,
-            str(PROGRAMS / "fake_engine.py"),
-            str(engine.port),
-            process,
-            str(tmp_path / f"asked-{process}"),
-            how,
-        ]
-        started.append(subprocess.Popen(command))
-        return started[-1]
+    def start(engine, process, how):
+        return start_program("fake_engine.py", engine.port, process, tmp_path / f"asked-{process}", how)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    return start
 
 
 def contract_of(folder: Path, *, timeout: int) -> Contract:
@@ -61,9 +46,7 @@ def lose_all(contract: Contract, start_engine: StartEngine, start_ranks: Callabl
     return ranks
 
 
-def test_a_rank_without_prompts_waits_with_the_rank_whose_engines_are_lost(
-    tmp_path: Path, start_engine: StartEngine, start_ranks: Callable[..., Any]
-) -> None:
+def test_a_rank_without_prompts_waits_with_the_rank_whose_engines_are_lost(tmp_path, start_engine, start_ranks):
     contract = contract_of(tmp_path, timeout=60)
     ranks = lose_all(contract, start_engine, start_ranks, tmp_path)
     for engine in contract.engines:
@@ -75,15 +58,13 @@ def test_a_rank_without_prompts_waits_with_the_rank_whose_engines_are_lost(
     assert busy == {"pushes": [2], "tokens": [[[index, index]] * 2 for index in range(6)]}
 
 
-def test_an_engine_that_does_not_come_back_is_named_on_every_rank(
-    tmp_path: Path, start_engine: StartEngine, start_ranks: Callable[..., Any]
-) -> None:
+def test_an_engine_that_does_not_come_back_is_named_on_every_rank(tmp_path, start_engine, start_ranks):
     contract = contract_of(tmp_path, timeout=3)
     ranks = lose_all(contract, start_engine, start_ranks, tmp_path)
     start_engine(contract.engines[0], "engine-0.2", "answers")
 
     eventually(lambda: all(process.poll() is not None for process in ranks.processes), "the ranks end")
     for rank in range(2):
-        message = json.loads((tmp_path / "ranks" / f"state-{rank}" / "error.json").read_text())["message"]["message"]
-        assert f"engine engine-1 (pod engine-1, 127.0.0.1:{contract.engines[1].port}) was lost" in message
-        assert "was lost and not healthy again within 6 s: it lost or refused the connection" in message
+        engine = f"engine engine-1 (pod engine-1, 127.0.0.1:{contract.engines[1].port})"
+        lost = f"{engine} was lost and not healthy again within 6 s: it lost or refused the connection"
+        assert lost in ranks.error(rank)

@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from support.paths import PROGRAMS
 from support.trainer.launchers import free_ports
 
 RANK = """
@@ -36,7 +36,7 @@ link.close()
 """
 
 
-def run_rank(folder: Path, how: str, *, engine: str) -> tuple[int, str, str, str]:
+def run_rank(start_program: Any, folder: Path, how: str, *, engine: str) -> tuple[int, str, str, str]:
     """Run a rank with an engine; with `how` "stuck", the engine is killed while the rank waits for something else.
 
     Returns:
@@ -44,9 +44,7 @@ def run_rank(folder: Path, how: str, *, engine: str) -> tuple[int, str, str, str
     """
     (port,) = free_ports(1)
     error_file = folder / "error.json"
-    server = subprocess.Popen(
-        [sys.executable, PROGRAMS / "fake_engine.py", str(port), "process", folder / "asked", engine]
-    )
+    server = start_program("fake_engine.py", port, "process", folder / "asked", engine)
     environ = {
         "PATH": "/usr/bin:/bin",
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -62,26 +60,24 @@ def run_rank(folder: Path, how: str, *, engine: str) -> tuple[int, str, str, str
             server.kill()
         stdout, stderr = rank.communicate(timeout=60)
     finally:
-        server.kill()
         rank.kill()
-        server.wait()
     error = json.loads(error_file.read_text())["message"]["message"] if error_file.exists() else ""
     return rank.returncode, stdout, stderr, error.replace(f"127.0.0.1:{port}", "address")
 
 
-def test_a_stuck_rank_is_ended_and_records_the_lost_engine(tmp_path: Path) -> None:
-    code, _, stderr, error = run_rank(tmp_path, "stuck", engine="answers")
+def test_a_stuck_rank_is_ended_and_records_the_lost_engine(start_program, tmp_path):
+    code, _, stderr, error = run_rank(start_program, tmp_path, "stuck", engine="answers")
     assert code == 1
     assert error.startswith("EngineError: engine engine-3 (pod pod-3, address) has not been healthy for")
     assert "threading.py" in stderr  # where it was stuck
 
 
-def test_an_engine_that_answers_but_samples_nothing_is_named(tmp_path: Path) -> None:
-    code, stdout, _, error = run_rank(tmp_path, "asks", engine="once")
+def test_an_engine_that_answers_but_samples_nothing_is_named(start_program, tmp_path):
+    code, stdout, _, error = run_rank(start_program, tmp_path, "asks", engine="once")
     assert (code, stdout) == (1, "[(1, 0)]\n")
     assert error == "StuckError: engine engine-3 (pod pod-3, address) hangs: it has sampled no token for 1.5 s"
 
 
-def test_a_request_may_take_longer_than_the_deadline_of_calls(tmp_path: Path) -> None:
-    code, stdout, stderr, error = run_rank(tmp_path, "slow", engine="slow")
+def test_a_request_may_take_longer_than_the_deadline_of_calls(start_program, tmp_path):
+    code, stdout, stderr, error = run_rank(start_program, tmp_path, "slow", engine="slow")
     assert (code, stdout, error) == (0, "[(1, 0)]\n[(1, 1)]\n", ""), stderr

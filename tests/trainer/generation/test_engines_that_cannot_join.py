@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from grpo_spec.contract import Contract, Engine
 from grpo_workload.generation.servers import joining
@@ -26,8 +25,7 @@ from grpo_workload.generation.servers.errors import EngineDiffersError, EngineEr
 from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.pusher import may_be_left_out
 from grpo_workload.weights.export import Export, Weight
-from support.paths import PROGRAMS
-from support.trainer.engines import make_contract
+from support.trainer.engines import make_contract, own_world
 from support.trainer.launchers import eventually
 
 JOIN, AGAIN = 1.5, 2.0
@@ -38,8 +36,8 @@ TIMING = Timing(poll=0.2, lost=5, late=0, away=0.2, join=JOIN, again=AGAIN)
 class Started:
     """Engines as processes, and the generator that pushes to them."""
 
-    def __init__(self, folder: Path, contract: Contract) -> None:
-        self.folder, self.contract = folder, contract
+    def __init__(self, folder: Path, contract: Contract, start_program: Callable[..., Any]) -> None:
+        self.folder, self.contract, self._start_program = folder, contract, start_program
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.version = 0  # of the current weights
 
@@ -48,8 +46,7 @@ class Started:
         name = f"{engine.name}.1"
         if is_stuck:
             self.stuck(engine).touch()
-        command = [sys.executable, str(PROGRAMS / "light_engine.py"), str(engine.port), name, str(self.folder), how]
-        self.running[name] = subprocess.Popen(command)
+        self.running[name] = self._start_program("light_engine.py", engine.port, name, self.folder, how)
         return engine
 
     def stuck(self, engine: Engine, how: str = "stuck") -> Path:
@@ -62,20 +59,14 @@ class Started:
 
 
 @pytest.fixture
-def engines(tmp_path: Path) -> Iterator[Started]:
+def engines(tmp_path, start_program):
     contract = make_contract(Path("/nowhere"), [(1, 1)] * 4, restarts=True, timeout=LIMIT, elastic=[1, 2, 3])
-    started = Started(tmp_path, contract)
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield started
-    dist.destroy_process_group()
-    for process in started.running.values():
-        process.kill()
-        process.wait()
+    with own_world(tmp_path):
+        yield Started(tmp_path, contract, start_program)
 
 
 @pytest.fixture
-def generator(engines: Started) -> Iterator[ServerGenerator]:
+def generator(engines):
     """A generator that has pushed to the needed engine, and to elastic engine-1, as version 1."""
     engines.engine(0)
     newcomer = engines.engine(1)
@@ -116,13 +107,8 @@ def push(engines: Started, generator: ServerGenerator, version: int) -> float:
     ],
 )
 def test_a_newcomer_that_cannot_join_is_named_and_left_out_while_others_get_weights(
-    engines: Started,
-    generator: ServerGenerator,
-    how: str,
-    is_stuck: bool,
-    why: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    engines, generator, how, is_stuck, why, caplog
+):
     bad = engines.engine(2, how, is_stuck=is_stuck)
     await_engine(generator, bad)
     sender = generator._pusher.sender
@@ -141,9 +127,7 @@ def test_a_newcomer_that_cannot_join_is_named_and_left_out_while_others_get_weig
     assert engines.received(3).keys() == {"engine-0.1", "engine-1.1"}
 
 
-def test_a_push_waits_for_one_of_several_newcomers_and_each_may_come_back(
-    engines: Started, generator: ServerGenerator
-) -> None:
+def test_a_push_waits_for_one_of_several_newcomers_and_each_may_come_back(engines, generator):
     bad = [engines.engine(position, is_stuck=True) for position in (2, 3)]
     for engine in bad:
         await_engine(generator, engine)
@@ -157,7 +141,7 @@ def test_a_push_waits_for_one_of_several_newcomers_and_each_may_come_back(
         engines.stuck(engine).unlink()
     versions = iter(range(4, 1000))
 
-    def have_all() -> bool:
+    def have_all():
         version = next(versions)
         push(engines, generator, version)
         return len(engines.received(version)) == 4
@@ -166,9 +150,7 @@ def test_a_push_waits_for_one_of_several_newcomers_and_each_may_come_back(
     assert generator.left_out() == []
 
 
-def test_a_member_that_does_not_come_to_a_new_group_is_left_out_too(
-    engines: Started, generator: ServerGenerator
-) -> None:
+def test_a_member_that_does_not_come_to_a_new_group_is_left_out_too(engines, generator):
     engines.stuck(engines.contract.engines[1]).touch()
     await_engine(generator, engines.engine(2))
     assert push(engines, generator, 2) < JOIN + 5
@@ -184,9 +166,7 @@ def test_a_member_that_does_not_come_to_a_new_group_is_left_out_too(
         ("silent", "did not answer /pause within 1.5 s"),
     ],
 )
-def test_a_member_that_hangs_in_a_push_is_named_and_the_others_get_all_weights(
-    engines: Started, generator: ServerGenerator, how: str, why: str
-) -> None:
+def test_a_member_that_hangs_in_a_push_is_named_and_the_others_get_all_weights(engines, generator, how, why):
     bad = engines.contract.engines[1]
     engines.stuck(bad, how).touch()
     assert push(engines, generator, 2) < 2 * JOIN + 5
@@ -195,9 +175,7 @@ def test_a_member_that_hangs_in_a_push_is_named_and_the_others_get_all_weights(
     assert reason.startswith(f"engine engine-1 (pod engine-1, 127.0.0.1:{bad.port}) {why}")
 
 
-def test_a_member_that_no_longer_names_its_process_holds_up_one_push_and_joins_again_when_it_does(
-    engines: Started, generator: ServerGenerator
-) -> None:
+def test_a_member_that_no_longer_names_its_process_holds_up_one_push_and_joins_again_when_it_does(engines, generator):
     bad = engines.contract.engines[1]
     engines.stuck(bad, "nameless").touch()
     assert push(engines, generator, 2) < JOIN + 5
@@ -215,9 +193,7 @@ def test_a_member_that_no_longer_names_its_process_holds_up_one_push_and_joins_a
     assert engines.received(4).keys() == {"engine-0.1", "engine-1.1"}
 
 
-def test_a_newcomer_that_does_not_name_its_process_holds_up_no_push_and_is_named(
-    engines: Started, generator: ServerGenerator
-) -> None:
+def test_a_newcomer_that_does_not_name_its_process_holds_up_no_push_and_is_named(engines, generator):
     bad = engines.contract.engines[2]
     engines.stuck(bad, "nameless").touch()
     engines.engine(2)
@@ -229,7 +205,7 @@ def test_a_newcomer_that_does_not_name_its_process_holds_up_no_push_and_is_named
     eventually(lambda: generator.left_out() == [], "an engine that is gone is not left out")
 
 
-def test_an_engine_that_ranks_wait_for_is_named_when_it_does_not_join_in_time(engines: Started) -> None:
+def test_an_engine_that_ranks_wait_for_is_named_when_it_does_not_join_in_time(engines):
     needed = engines.engine(0, is_stuck=True)
     with closing(socket.socket()) as connection:
         eventually(lambda: connection.connect_ex((needed.host, needed.port)) == 0, "the engine listens")
@@ -238,20 +214,18 @@ def test_an_engine_that_ranks_wait_for_is_named_when_it_does_not_join_in_time(en
         ServerGenerator(short, 0, lambda: ones(1), TIMING)
 
 
-def test_a_port_that_is_taken_is_named_and_no_engine_is_blamed(engines: Started) -> None:
+def test_a_port_that_is_taken_is_named_and_no_engine_is_blamed(engines):
     (group,) = engines.contract.transfers
     message = rf"rank 0 cannot listen on 127.0.0.1:{group.port} \(transferPort"
     with closing(socket.create_server(("", group.port))), pytest.raises(RuntimeError, match=message):
         ServerGenerator(engines.contract, 0, lambda: ones(1), TIMING)
 
 
-def test_only_so_many_threads_hang_in_nccl(
-    engines: Started, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_so_many_threads_hang_in_nccl(engines, monkeypatch, caplog):
     """NCCL, which needs GPUs, is replaced by a call that waits, as NCCL's does if its own connections fail."""
     ended = threading.Event()
 
-    def hang(*_: object) -> None:
+    def hang(*_):
         ended.wait()
         raise RuntimeError("the network is back, and the others are gone")
 
@@ -274,7 +248,7 @@ def test_only_so_many_threads_hang_in_nccl(
     link.close()
 
 
-def test_an_engine_that_refuses_what_all_would_refuse_is_not_left_out(engines: Started) -> None:
+def test_an_engine_that_refuses_what_all_would_refuse_is_not_left_out(engines):
     needed, elastic, *_ = engines.contract.engines
     assert may_be_left_out(EngineError(elastic, "hangs"))
     assert not may_be_left_out(EngineError(needed, "hangs"))

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.errors import EngineError, RefusedError
-from grpo_workload.generation.servers.http_client import ATTEMPTS, EngineClient, PauseMode
+from grpo_workload.generation.servers.http_client import ATTEMPTS, EngineClient
 from grpo_workload.generation.servers.waiting import settle
 from grpo_workload.pod.engines import abandoned
 from support.trainer.launchers import free_ports
@@ -87,7 +87,7 @@ async def broken(_: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize("failure", [drop, busy])
-async def test_requests_for_completions_are_repeated(failure: Handler) -> None:
+async def test_requests_for_completions_are_repeated(failure):
     handler = Failing(2, failure, ANSWER)
     async with client_of("/v1/completions", handler.handle) as client:
         first, second = await client.complete([1, 2], model="m", num_samples=2, sampling={}, version=5)
@@ -97,7 +97,7 @@ async def test_requests_for_completions_are_repeated(failure: Handler) -> None:
     assert math.isnan(second.logprobs[0]), "null is a log-probability that is not a number"
 
 
-async def test_experts_that_a_completion_was_routed_to_are_as_the_engine_saved_them() -> None:
+async def test_experts_that_a_completion_was_routed_to_are_as_the_engine_saved_them():
     routed = np.arange(12, dtype=np.uint16).reshape(3, 2, 2) + 300
     np.save(file := io.BytesIO(), routed)
     choices = [choice | {"routed_experts": b64encode(file.getvalue()).decode()} for choice in ANSWER["choices"]]
@@ -110,7 +110,7 @@ async def test_experts_that_a_completion_was_routed_to_are_as_the_engine_saved_t
 
 
 @pytest.mark.parametrize("failure", [drop, busy, broken])
-async def test_steps_of_an_update_are_never_repeated(failure: Handler) -> None:
+async def test_steps_of_an_update_are_never_repeated(failure):
     handler = Failing(9, failure, {})
     async with client_of("/update_weights", handler.handle) as client:
         with pytest.raises(EngineError, match=r"engine engine-3 \(pod pod-3, 127.0.0.1:\d+\) .*/update_weights"):
@@ -118,7 +118,7 @@ async def test_steps_of_an_update_are_never_repeated(failure: Handler) -> None:
     assert handler.calls == 1
 
 
-async def test_attempts_are_bounded() -> None:
+async def test_attempts_are_bounded():
     handler = Failing(99, drop, {})
     async with client_of("/resume", handler.handle) as client:
         with pytest.raises(EngineError, match="lost or refused the connection"):
@@ -126,7 +126,7 @@ async def test_attempts_are_bounded() -> None:
     assert handler.calls == ATTEMPTS
 
 
-async def test_a_call_that_the_engine_fails_is_not_repeated() -> None:
+async def test_a_call_that_the_engine_fails_is_not_repeated():
     handler = Failing(9, broken, {})
     async with client_of("/resume", handler.handle) as client:
         with pytest.raises(EngineError, match="answered /resume with 500: shape mismatch in layer 3"):
@@ -134,10 +134,10 @@ async def test_a_call_that_the_engine_fails_is_not_repeated() -> None:
     assert handler.calls == 1
 
 
-async def test_the_deadline_ends_a_call_which_is_not_tried_again() -> None:
+async def test_the_deadline_ends_a_call_which_is_not_tried_again():
     asked: list[str] = []
 
-    async def never(request: web.Request) -> web.StreamResponse:
+    async def never(request):
         asked.append(request.path)
         await asyncio.Event().wait()
         return web.Response()
@@ -151,7 +151,7 @@ async def test_the_deadline_ends_a_call_which_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize(("times", "calls"), [(0, 3), (1, 4), (2, 5), (3, 6)])
-async def test_abandoning_an_update_is_tried_again_after_failures(times: int, calls: int) -> None:
+async def test_abandoning_an_update_is_tried_again_after_failures(times, calls):
     """Any call may report an old failure of a worker; an update starts only after the engine has paused."""
     handler = Failing(times, broken, {})
     async with client_of("/{step}", handler.handle) as client:
@@ -160,10 +160,10 @@ async def test_abandoning_an_update_is_tried_again_after_failures(times: int, ca
 
 
 @pytest.mark.parametrize(("mode", "clears"), [("wait", "true"), ("abort", "true"), ("keep", "false")])
-async def test_a_pause_drops_what_is_cached_unless_requests_go_on(mode: PauseMode, clears: str) -> None:
+async def test_a_pause_drops_what_is_cached_unless_requests_go_on(mode, clears):
     found: list[tuple[str, str]] = []
 
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request):
         found.append((request.query["mode"], request.query["clear_cache"]))
         return web.json_response({})
 
@@ -173,12 +173,10 @@ async def test_a_pause_drops_what_is_cached_unless_requests_go_on(mode: PauseMod
 
 
 @pytest.mark.parametrize(("version", "goes_on"), [("default", False), ("3", True), ("0", True), (abandoned(0), True)])
-async def test_requests_and_updates_of_an_earlier_attempt_end_where_an_engine_goes_on(
-    version: str, goes_on: bool
-) -> None:
+async def test_requests_and_updates_of_an_earlier_attempt_end_where_an_engine_goes_on(version, goes_on):
     steps: list[str] = []
 
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request):
         steps.append(request.match_info["step"] + request.query.get("mode", ""))
         return web.json_response({"weight_version": version})
 
@@ -197,12 +195,10 @@ async def test_requests_and_updates_of_an_earlier_attempt_end_where_an_engine_go
         (1, abandoned(2), True),
     ],
 )
-async def test_an_engine_is_an_earlier_attempts_until_its_pod_lets_it_go_on(
-    started: int, version: str, is_ready: bool
-) -> None:
+async def test_an_engine_is_an_earlier_attempts_until_its_pod_lets_it_go_on(started, version, is_ready):
     found = {"world_size": 1, "data": [{"id": f"engine-3.{started}.abcd"}], "weight_version": version}
 
-    async def handle(_: web.Request) -> web.StreamResponse:
+    async def handle(_):
         return web.json_response(found)
 
     async with client_of("/{path:.*}", handle) as client:
@@ -221,10 +217,10 @@ async def test_an_engine_is_an_earlier_attempts_until_its_pod_lets_it_go_on(
                 await client.identify()
 
 
-async def test_an_engine_inside_an_update_finishes_it_before_the_next() -> None:
+async def test_an_engine_inside_an_update_finishes_it_before_the_next():
     steps: list[str] = []
 
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request):
         steps.append(request.match_info["step"])
         is_inside = "finish_weight_update" not in steps
         return await broken(request) if is_inside and steps[-1] == "start_weight_update" else web.json_response({})
@@ -234,14 +230,14 @@ async def test_an_engine_inside_an_update_finishes_it_before_the_next() -> None:
     assert steps == ["pause", "start_weight_update", "finish_weight_update"] * 2
 
 
-async def test_an_engine_that_cannot_abandon_an_update_is_named() -> None:
+async def test_an_engine_that_cannot_abandon_an_update_is_named():
     async with client_of("/{step}", Failing(99, broken, {}).handle) as client:
         with pytest.raises(EngineError, match=r"engine engine-3 .* answered /pause with 500"):
             await client.abandon_update()
 
 
-async def test_an_engine_of_another_size_is_refused() -> None:
-    async def world_size(_: web.Request) -> web.StreamResponse:
+async def test_an_engine_of_another_size_is_refused():
+    async def world_size(_):
         return web.json_response({"world_size": 4})
 
     async with client_of("/get_world_size", world_size) as client:
@@ -256,10 +252,8 @@ async def test_an_engine_of_another_size_is_refused() -> None:
         (404, EngineError, "its container has restarted"),
     ],
 )
-async def test_a_refused_prompt_and_a_restarted_engine_raise_different_errors(
-    status: int, kind: type[Exception], text: str
-) -> None:
-    async def refuse(_: web.Request) -> web.StreamResponse:
+async def test_a_refused_prompt_and_a_restarted_engine_raise_different_errors(status, kind, text):
+    async def refuse(_):
         return web.Response(status=status, text="too long")
 
     async with client_of("/v1/completions", refuse) as client:
@@ -267,15 +261,15 @@ async def test_a_refused_prompt_and_a_restarted_engine_raise_different_errors(
             await client.complete([1], model="m", num_samples=1, sampling={}, version=0)
 
 
-async def test_an_aborted_completion_is_an_error() -> None:
+async def test_an_aborted_completion_is_an_error():
     choice = ANSWER["choices"][0] | {"index": 0, "finish_reason": "abort"}
     async with client_of("/v1/completions", Failing(0, drop, {"choices": [choice]}).handle) as client:
         with pytest.raises(EngineError, match="ended an unfinished completion with 'abort'"):
             await client.complete([1], model="m", num_samples=1, sampling={}, version=0)
 
 
-async def test_the_dead_engine_is_blamed_and_not_the_others() -> None:
-    async def fails(error: Exception) -> None:
+async def test_the_dead_engine_is_blamed_and_not_the_others():
+    async def fails(error):
         raise error
 
     async with client_of("/health", Failing(0, drop, {}).handle) as living:
@@ -287,7 +281,7 @@ async def test_the_dead_engine_is_blamed_and_not_the_others() -> None:
             )
 
 
-def test_an_error_can_be_pickled_and_sent_to_other_ranks() -> None:
+def test_an_error_can_be_pickled_and_sent_to_other_ranks():
     error = EngineError(engine(80), "failed")
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.engine) == (str(error), error.engine)

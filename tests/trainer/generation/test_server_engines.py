@@ -11,15 +11,12 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from grpo_spec.reports import ExitCode, Outcome
 from grpo_spec.training import TrainingConfig
@@ -39,9 +36,9 @@ from support.trainer.corrupt import CHANGES, changing
 from support.trainer.engines import (
     PROMPTS,
     Engines,
+    change,
     largest_difference,
     make_contract,
-    own_generator,
     own_logprobs,
     prompts,
     weights_of,
@@ -55,22 +52,11 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")
-def engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def engines(tiny_model, tmp_path_factory):
     contract = make_contract(tiny_model, [(1, 2), (2, 1)], maxModelLen=512)
     pods = Engines(tmp_path_factory.mktemp("engines"), contract)
     with pods.running():
         yield pods
-
-
-@pytest.fixture(scope="module")
-def generator(engines: Engines, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerGenerator]:
-    with own_generator(engines.contract, lambda: weights_of(model), tmp_path_factory.mktemp("group")) as ready:
-        yield ready
-
-
-@pytest.fixture(scope="module")
-def model(tiny_model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
 
 
 def assert_refused(generator: ServerGenerator, model: Any, weights: list[Weight], version: int, message: str) -> None:
@@ -84,17 +70,14 @@ def assert_refused(generator: ServerGenerator, model: Any, weights: list[Weight]
 
 
 # The first test of this file: only the first push is compared with what the engines have loaded.
-def test_the_first_push_may_not_change_the_base_model(generator: ServerGenerator, model: Any) -> None:
+def test_the_first_push_may_not_change_the_base_model(generator, model):
     doubled = [one._replace(make=lambda value: 2 * value) for one in full(model)]
     assert_refused(generator, model, doubled, 0, r"and then had others in .* \(by 100%\)")
 
 
-def test_engines_hold_what_was_pushed(generator: ServerGenerator, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_hold_what_was_pushed(generator, model, monkeypatch):
     assert largest_difference(model, generator) < 1e-4
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
+    change(model, seed=1)
     stale = largest_difference(model, generator)
     monkeypatch.setitem(weight_sender.PIECE_BYTES, "gloo", 2**12)  # one or two matrices: vLLM's fused layers are cut
 
@@ -115,9 +98,7 @@ def test_engines_hold_what_was_pushed(generator: ServerGenerator, model: Any, mo
     assert stale > 100 * fresh
 
 
-def test_each_turn_of_an_episode_is_what_an_engine_samples_for_its_tokens(
-    generator: ServerGenerator, model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_turn_of_an_episode_is_what_an_engine_samples_for_its_tokens(generator, model, monkeypatch):
     monkeypatch.setattr(generator._sampler, "_episodes", scripted_episodes(40, 64))
     usual = vllm_api.sampling_parameters
     monkeypatch.setattr(vllm_api, "sampling_parameters", lambda training: usual(training) | ENDS)
@@ -145,7 +126,7 @@ def test_each_turn_of_an_episode_is_what_an_engine_samples_for_its_tokens(
     assert num_turns > len(groups) * 4, "episodes have several turns"
 
 
-def test_completions_are_reproducible_and_end_as_they_say(generator: ServerGenerator, tiny_tokenizer: Any) -> None:
+def test_completions_are_reproducible_and_end_as_they_say(generator, tiny_tokenizer):
     groups = generator.generate(prompts(), 3, heard := Heard())
     again = generator.generate(prompts(), 3)
 
@@ -163,14 +144,14 @@ def test_completions_are_reproducible_and_end_as_they_say(generator: ServerGener
         assert len(one.token_ids) == 8 or one.finish_reason == "stop"
 
 
-def test_many_long_prompts_come_at_once(generator: ServerGenerator) -> None:
+def test_many_long_prompts_come_at_once(generator):
     """More tokens than an engine prefills in one step, with seeds: on CPUs it may not do so in parts."""
     many = [Prompt(index=n, text="", token_ids=(1, 10 + n, *range(10, 90)) * 6, seed=n) for n in range(24)]
     groups = generator.generate(many, 2)
     assert [len(group) for group in groups] == [2] * 24
 
 
-def test_the_metrics_of_each_copy_change_with_what_it_samples(generator: ServerGenerator) -> None:
+def test_the_metrics_of_each_copy_change_with_what_it_samples(generator):
     before = metrics_of(generator)
     assert [sorted(copies) for copies in before] == [["0", "1"], ["0"]]
     generator.generate([replace(prompt, seed=seed) for seed in range(4) for prompt in prompts()], 2)
@@ -191,7 +172,7 @@ def metrics_of(generator: ServerGenerator) -> list[dict[str, str]]:
     return [replicas(link.run(client.metrics())) for client in link.clients]
 
 
-def test_an_engine_with_other_weights_is_not_used(generator: ServerGenerator, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_with_other_weights_is_not_used(generator, caplog):
     first = generator._link.clients[0]
     version = generator._version
     generator._link.run(first._call("POST", "/update_weight_version", json={"new_version": "2"}))
@@ -204,7 +185,7 @@ def test_an_engine_with_other_weights_is_not_used(generator: ServerGenerator, ca
         generator._link.run(first._call("POST", "/update_weight_version", json={"new_version": str(version)}))
 
 
-def test_sampling_goes_on_through_a_push(engines: Engines, generator: ServerGenerator, model: Any) -> None:
+def test_sampling_goes_on_through_a_push(engines, generator, model):
     contract = with_ranks(engines.contract, 1)
     penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.1}
     sampling = {"max_staleness": 1, "max_completion_length": 480} | penalties
@@ -221,10 +202,7 @@ def test_sampling_goes_on_through_a_push(engines: Engines, generator: ServerGene
         eventually(lambda: any(map(operator.gt, tokens_sampled(ahead), before)), "an engine samples")
         # Before the model changes, which takes a moment: its new weights wait for nothing but this pause.
         ahead.expect_weights()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(2)
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.02)
+        change(model, seed=2)
         ahead.sync_weights(weights_of(model), 5)
         ahead.begin(later, 2)
         ((tried,),) = ahead.evaluate([replace(prompts()[0], seed=10)], 1, 0.5)  # while all others are in flight
@@ -269,7 +247,7 @@ def tokens_sampled(generator: ServerGenerator) -> list[float]:
     return [sum(map(float, re.findall(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)", text, re.M))) for text in texts]
 
 
-def test_each_engine_gives_log_probabilities_of_given_tokens(generator: ServerGenerator, model: Any) -> None:
+def test_each_engine_gives_log_probabilities_of_given_tokens(generator, model):
     ids = list(range(3, 60))
     with torch.no_grad():
         scores = model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(dim=-1)
@@ -280,15 +258,13 @@ def test_each_engine_gives_log_probabilities_of_given_tokens(generator: ServerGe
         torch.testing.assert_close(torch.tensor(theirs), own, atol=1e-4, rtol=0)
 
 
-def test_a_push_that_lacks_layers_is_refused_and_names_them(generator: ServerGenerator, model: Any) -> None:
+def test_a_push_that_lacks_layers_is_refused_and_names_them(generator, model):
     weights = [one for one in full(model) if ".layers.1." not in one.name]
     assert_refused(generator, model, weights, 4, r"too few, for model\.layers\.1\.")
 
 
 @pytest.mark.parametrize("how", CHANGES)
-def test_a_weight_that_changes_on_its_way_is_refused_by_engine_and_name(
-    generator: ServerGenerator, model: Any, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_weight_that_changes_on_its_way_is_refused_by_engine_and_name(generator, model, how, monkeypatch):
     name = "model.layers.1.mlp.up_proj.weight"
     with monkeypatch.context() as patch:
         patch.setattr(weight_sender, "with_sums", changing(name, how))
@@ -303,8 +279,8 @@ def test_a_weight_that_changes_on_its_way_is_refused_by_engine_and_name(
 
 # The last test of this file: it kills an engine.
 def test_engines_go_on_into_a_later_attempt_and_a_killed_one_is_named_on_every_rank(
-    generator: ServerGenerator, engines: Engines, start_ranks: Callable[..., Any], tmp_path: Path
-) -> None:
+    generator, engines, start_ranks, tmp_path
+):
     generator.close()  # its watch would end the pytest process
     servers = {engine.name: engines.server(engine) for engine in engines.contract.engines}
     later = engines.contract.model_copy(update={"attempt": 1})
@@ -318,11 +294,7 @@ def test_engines_go_on_into_a_later_attempt_and_a_killed_one_is_named_on_every_r
     results = [tmp_path / f"rank-{rank}.json" for rank in range(2)]
     ranks.until(lambda: all(result.exists() for result in results))
     for result in results:
-        assert json.loads(result.read_text()) == {
-            "versions": [7, 7],
-            "is_close": True,
-            "is_stopped": True,
-        }
+        assert json.loads(result.read_text()) == {"versions": [7, 7], "is_close": True, "is_stopped": True}
 
     killed = engines.contract.engines[1]
     launcher = engines.expect_end(killed)
@@ -332,8 +304,7 @@ def test_engines_go_on_into_a_later_attempt_and_a_killed_one_is_named_on_every_r
     assert all(code != 0 for code in ranks.exit_codes())
     assert time.monotonic() - start < 120, "the ranks must not wait 400 s for their collectives"
     for rank in range(2):
-        message = json.loads((tmp_path / "ranks" / f"state-{rank}" / "error.json").read_text())["message"]["message"]
-        assert f"engine engine-1 (pod engine-1, 127.0.0.1:{killed.port})" in message
+        assert f"engine engine-1 (pod engine-1, 127.0.0.1:{killed.port})" in ranks.error(rank)
     assert launcher.wait(DEADLINE) == ExitCode.RANK_FAILED
     outcome = Outcome.model_validate_json(engines.termination_log(killed).read_text())
     assert (outcome.reason, outcome.pod_uid) == ("EngineDied", "uid-of-engine-1")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +23,20 @@ from grpo_workload.generation.limits import Limits
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.engine_watch import Timing
 from grpo_workload.generation.servers.sampling import Sampler
-from support.paths import PROGRAMS
 from support.trainer.engines import make_contract
-from support.trainer.scripted_episodes import RESULT, Words
+from support.trainer.scripted_episodes import RESULT, ScriptedSession, Words
 
 PROMPT = Prompt(index=3, text="", token_ids=(17,), seed=5)
 
 
 class Talk:
-    """A program that talks in two turns, in this process."""
+    """A `base.Program` that talks in two turns, in this process."""
 
     timeout_seconds = 60.0
 
-    async def begin(self) -> None:
-        """See `base.Program`."""
+    async def begin(self) -> None: ...
 
     async def run(self, endpoint: Endpoint) -> float | None:
-        """See `base.Program`."""
         messages: list[Any] = [{"role": "user", "content": "17"}]
         async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
             for _ in range(2):
@@ -50,87 +45,48 @@ class Talk:
         return 0.5
 
     async def late(self) -> EnvironmentLostError:
-        """See `base.Program`."""
         raise AssertionError
 
-    async def close(self) -> None:
-        """See `base.Program`."""
+    async def close(self) -> None: ...
 
 
 class Chatting:
-    """Sessions of that program, and the words that it needs."""
+    """`base.Sessions` of that program, and the `conversation.Words` that it needs."""
 
     def open(self, columns: Mapping[str, Any], seed: int) -> Talk:
-        """See `base.Sessions`."""
         return Talk()
 
     def begin(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """See `conversation.Words`."""
         return [int(messages[0]["content"])]
 
     def reply(self, last: int, messages: Sequence[Message], called: str | None) -> list[int]:
-        """See `conversation.Words`."""
         return RESULT
 
     def read(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> tuple[str, str, list[ToolCall]]:
-        """See `conversation.Words`."""
         return "said", "said", []
 
 
-class Tool:
+class Tool(ScriptedSession):
     """Sessions of one tool, which count what is done in them."""
 
-    wait_seconds = 0.0
-
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[str] = []
 
-    def ready(self) -> None:
-        """See `base.Sessions`."""
-
     def open(self, columns: Mapping[str, Any], seed: int) -> Tool:
-        """See `base.Sessions`."""
         return self
 
     async def reset(self) -> str:
-        """See `base.Session`."""
         self.events.append("reset")
         return ""
 
     async def call(self, calls: Sequence[ToolCall], seconds: float) -> list[ToolResult]:
-        """See `base.Session`."""
         self.events.append("call")
-        return [ToolResult(content="answer") for _ in calls]
+        return await super().call(calls, seconds)
 
     async def end(self) -> tuple[float | None, bytes | None]:
-        """See `base.Session`."""
         self.events.append("end")
-        return None, None
-
-    async def close(self) -> None:
-        """See `base.Session`."""
-
-
-@contextmanager
-def running(contract: Contract, folder: Path, *hows: str) -> Iterator[EngineLink]:
-    """Run the contract's engines, each of which does what `fake_engine.py` calls so; yield a link to them."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, PROGRAMS / "fake_engine.py", str(engine.port), engine.name, folder / how, how]
-        )
-        for engine, how in zip(contract.engines, hows, strict=True)
-    ]
-    link = EngineLink(
-        contract.engines, deadline=60, restarts=contract.restart_engines, timing=Timing(poll=0.1, lost=0.5)
-    )
-    try:
-        link.wait_ready()
-        yield link
-    finally:
-        link.close()
-        for process in started:
-            process.kill()
-            process.wait()
+        return await super().end()
 
 
 def asked(path: Path) -> list[tuple[list[int], int]]:
@@ -141,9 +97,11 @@ def asked(path: Path) -> list[tuple[list[int], int]]:
 LIMITS = Limits(max_tokens=50, max_prompt_tokens=None, max_iterations=None, seconds=60.0, retries=0)
 
 
-def play(contract: Contract, folder: Path, episodes: Episodes) -> Completion:
-    """Play an episode on two engines, of which the first answers once and then ends."""
-    with running(contract, folder, "dies", "answers") as link:
+def play(contract: Contract, episodes: Episodes) -> Completion:
+    """Play an episode on engines that have been started."""
+    timing = Timing(poll=0.1, lost=0.5)
+    with closing(EngineLink(contract.engines, deadline=60, restarts=True, timing=timing)) as link:
+        link.wait_ready()
         sampler = Sampler(link, contract, 0, episodes)
         link.run_freely(sampler.begin([PROMPT], 1, link.observe().processes, 0, SILENCE))
         assert link.run_freely(sampler.wait([PROMPT])) is None
@@ -152,14 +110,14 @@ def play(contract: Contract, folder: Path, episodes: Episodes) -> Completion:
 
 
 @pytest.mark.parametrize("is_program", [False, True], ids=["tool", "program"])
-def test_an_engine_that_dies_costs_the_turn_alone(
-    is_program: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_engine_that_dies_costs_the_turn_alone(is_program, start_program, tmp_path, caplog):
     contract, tool, chatting = make_contract(Path("/nowhere"), [(1, 1), (1, 1)], restarts=True), Tool(), Chatting()
     server = GatewayServer(contract.config.training, "model")
     programs = Programs(chatting, server, max_tokens=50, max_prompt_tokens=None, seconds=60.0)
     episodes = Episodes(LIMITS, chatting, None, programs) if is_program else Episodes(LIMITS, tool, Words())
-    completion = play(contract, tmp_path, episodes)
+    for engine, how in zip(contract.engines, ("dies", "answers"), strict=True):
+        start_program("fake_engine.py", engine.port, engine.name, tmp_path / how, how)
+    completion = play(contract, episodes)
 
     first, second = asked(tmp_path / "dies")
     assert asked(tmp_path / "answers") == [second], "the other engine is asked the same, once"

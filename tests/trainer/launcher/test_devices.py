@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,20 @@ from support.trainer.launchers import DEADLINE, World
 
 
 @pytest.fixture(autouse=True)
-async def _no_devices() -> None:
+async def _no_devices():
     if await count_devices(os.environ) != 0:
         pytest.skip("this machine has CUDA devices")
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path):
     made = World(tmp_path, [2], '\n    mark("ran")\n')
     made.contract.write_text(json.dumps(made.values | {"device": "cuda"}))
     yield made
     made.close()
 
 
-def test_a_launcher_starts_no_rank(world: World) -> None:
+def test_a_launcher_starts_no_rank(world):
     (pod,) = world.start()
     outcome = pod.ends()
     assert (outcome.exit_code, outcome.reason) == (ExitCode.CONFIG_ERROR, "ConfigError")
@@ -40,7 +39,7 @@ def test_a_launcher_starts_no_rank(world: World) -> None:
     assert pod.marks("ran") == []
 
 
-def test_an_engine_pod_starts_no_engine(tmp_path: Path) -> None:
+def test_an_engine_pod_starts_no_engine(tmp_path):
     pods = Engines(tmp_path, make_contract(Path("/nowhere"), [(2, 1)]).model_copy(update={"device": Device.CUDA}))
     (engine,) = pods.contract.engines
     assert pods.start(engine).wait(DEADLINE) == ExitCode.CONFIG_ERROR

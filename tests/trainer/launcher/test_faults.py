@@ -8,7 +8,6 @@ import pytest
 from grpo_spec.reports import ExitCode
 from grpo_workload.storage.journal import read_lineage
 from support.trainer.launchers import World, eventually
-from support.trainer.program_errors import assert_error
 from support.trainer.rank_server import PYTHONPATH
 
 TRAIN = """
@@ -17,47 +16,6 @@ TRAIN = """
 """
 DEADLINE = 300.0  # seconds; ranks load torch and DeepSpeed on a busy machine
 EVERY = 2  # steps between checkpoints
-
-
-ERRORS = {
-    "raises": ("RewardError", r"rewards\[mine\] raised KeyError: 'colour'"),
-    "hangs": ("RewardError", r"rewards\[mine\] was not done with 12 completions within 0.5 s"),
-    "nan": ("RewardError", r"rewards\[mine\] returned nan for completion 0 of 12, an answer to prompt \d+ "),
-    "one value too few": ("RewardError", r"rewards\[mine\] returned 11 values for 12 completions"),
-    "empty": ("PromptError", "`prompt` of row 1 is empty"),
-    "too long": (
-        "PromptError",
-        "prompt 1 of the dataset has 130 tokens; generation.maxModelLen less training.maxCompletionLength leaves 122",
-    ),
-    "many do not fit": (
-        "MicroBatchMemoryError",
-        r"ran out of memory on a micro-batch of \d+ tokens in 4 sequences; lower",
-    ),
-    "one does not fit": (
-        "SequenceMemoryError",
-        r"on a single sequence of \d+ tokens, .* lower training.maxCompletionLength",
-    ),
-}
-
-
-def test_rewards_and_prompts_that_go_wrong_are_named_and_journalled_groups_are_used_again(
-    run_program, tiny_model, tmp_path
-):
-    """One rank, 3 prompts with 4 completions each, and a new attempt for every fault."""
-    (result,) = run_program("faults.py", 1, tiny_model, tmp_path)
-    assert result["errors"].keys() == ERRORS.keys()
-    for name, (kind, message) in ERRORS.items():
-        assert_error(result["errors"][name], kind, message)
-    assert result["seconds"] < 60, "no fault is waited for"
-    assert result["after_faults"] == [], "an attempt whose rewards did not finish journals nothing"
-
-    (first,) = result["after_success"]
-    journalled = [completion for group in first for completion in group["completions"]]
-    assert result["reused"] == journalled, "the next attempt takes all groups from the journal and asks no reward"
-    (again,) = result["after_forgetting"]
-    assert result["calls"] == [12, 4], "only the missing group is sampled and scored again"
-    assert (again[0], again[2]) == (first[0], first[2])
-    assert again[1]["position"] == 1
 
 
 class Attempts:

@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -37,10 +35,10 @@ MakeWorld = Callable[..., World]
 
 
 @pytest.fixture
-def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
+def make_world(tmp_path):
     worlds: list[World] = []
 
-    def make(gpus: list[int], body: str, **options: Any) -> World:
+    def make(gpus, body, **options):
         worlds.append(World(tmp_path, gpus, body, **options))
         return worlds[-1]
 
@@ -49,7 +47,7 @@ def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
         world.close()
 
 
-def test_ranks_of_pods_of_different_sizes_meet_and_finish(make_world: MakeWorld) -> None:
+def test_ranks_of_pods_of_different_sizes_meet_and_finish(make_world):
     world = make_world([2, 1], ALL_REDUCE)
     first, second = world.start()
 
@@ -64,7 +62,7 @@ def test_ranks_of_pods_of_different_sizes_meet_and_finish(make_world: MakeWorld)
     assert (second.state / "logs" / "rank-2.stdout.log").read_text() == "sum 3\n"
 
 
-def test_a_pod_that_finishes_much_earlier_is_not_lost(make_world: MakeWorld) -> None:
+def test_a_pod_that_finishes_much_earlier_is_not_lost(make_world):
     world = make_world([1, 1], f"{ALL_REDUCE}    if RANK == 1: time.sleep(4)\n")
     world.timing |= {"linger": 1}
     first, second = world.start()
@@ -76,7 +74,7 @@ def test_a_pod_that_finishes_much_earlier_is_not_lost(make_world: MakeWorld) -> 
     assert second.ends().exit_code == ExitCode.DONE
 
 
-def test_a_rank_that_raises_is_named_in_every_pod(make_world: MakeWorld) -> None:
+def test_a_rank_that_raises_is_named_in_every_pod(make_world):
     lingers = "    if RANK == 2: atexit.register(time.sleep, 2)\n"  # after its connections are closed, as some do
     raises = "    if RANK == 2: raise KeyError('reward column')\n    sum_over_ranks()\n"
     world = make_world([2, 1], f"{lingers}{ALL_REDUCE}{raises}")
@@ -92,7 +90,7 @@ def test_a_rank_that_raises_is_named_in_every_pod(make_world: MakeWorld) -> None
     assert "reward column" not in theirs.message, "what an exception quotes does not leave a pod over its open port"
 
 
-def test_a_killed_rank_ends_the_other_ranks_of_its_pod(make_world: MakeWorld) -> None:
+def test_a_killed_rank_ends_the_other_ranks_of_its_pod(make_world):
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     body = f"    if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)\n    {ignore}{HANG}"
     (pod,) = make_world([2], body).start()
@@ -104,7 +102,7 @@ def test_a_killed_rank_ends_the_other_ranks_of_its_pod(make_world: MakeWorld) ->
     assert not pod.rank_pids()
 
 
-def test_a_rank_that_refuses_the_configuration_is_a_configuration_error(make_world: MakeWorld) -> None:
+def test_a_rank_that_refuses_the_configuration_is_a_configuration_error(make_world):
     (pod,) = make_world(
         [1], "    print('dataset.path: /nowhere does not exist', file=sys.stderr)\n    sys.exit(64)\n"
     ).start()
@@ -115,7 +113,7 @@ def test_a_rank_that_refuses_the_configuration_is_a_configuration_error(make_wor
     assert "dataset.path: /nowhere does not exist" in outcome.message
 
 
-def test_the_end_of_the_failed_ranks_log_stays_in_the_runs_folder(make_world: MakeWorld, tmp_path: Path) -> None:
+def test_the_end_of_the_failed_ranks_log_stays_in_the_runs_folder(make_world, tmp_path):
     """A pod's log goes with the pod; a folder that goes with it, too, gets nothing."""
     fails = "    print('loading')\n    if RANK == 1:\n        print('no luck', file=sys.stderr)\n        sys.exit(64)\n"
     kept = tmp_path / "data/ns/job/u/logs/pod-0.log"
@@ -135,7 +133,7 @@ def test_the_end_of_the_failed_ranks_log_stays_in_the_runs_folder(make_world: Ma
     assert list(kept.parent.iterdir()) == [kept]
 
 
-def test_a_peer_that_never_listens_is_named(make_world: MakeWorld) -> None:
+def test_a_peer_that_never_listens_is_named(make_world):
     world = make_world([1, 1], ALL_REDUCE, timeout=3)
     pod = world.pods[0].start()
 
@@ -154,7 +152,7 @@ def test_a_peer_that_never_listens_is_named(make_world: MakeWorld) -> None:
     assert pod.marks("ran") == []
 
 
-def test_a_restarted_launcher_holds_and_runs_nothing_again(make_world: MakeWorld) -> None:
+def test_a_restarted_launcher_holds_and_runs_nothing_again(make_world):
     (pod,) = make_world([1], f"    mark('ran')\n{'    raise ValueError(1)'}\n").start()
     first = pod.ends()
     pod.start()
@@ -169,7 +167,7 @@ def test_a_restarted_launcher_holds_and_runs_nothing_again(make_world: MakeWorld
     assert pod.marks("ran") == [0]
 
 
-def test_launchers_that_hold_begin_a_later_attempt_in_the_same_process(make_world: MakeWorld) -> None:
+def test_launchers_that_hold_begin_a_later_attempt_in_the_same_process(make_world):
     later = "(STATE / 'attempt-5').exists()"
     fails = f"    if RANK == 1 and not {later}: raise RuntimeError('no luck')\n"
     world = make_world([1, 1], f"{fails}    if {later}: mark('ran')\n    sum_over_ranks()\n")
@@ -187,7 +185,7 @@ def test_launchers_that_hold_begin_a_later_attempt_in_the_same_process(make_worl
     assert "a later attempt than 4 begins" in second.log.read_text()
 
 
-def test_a_launcher_that_waits_for_peers_of_an_earlier_attempt_goes_on_to_the_later_one(make_world: MakeWorld) -> None:
+def test_a_launcher_that_waits_for_peers_of_an_earlier_attempt_goes_on_to_the_later_one(make_world):
     world = make_world([1, 1], ALL_REDUCE)
     first = world.pods[0].start()
     eventually(lambda: (first.json("/progress") or {}).get("waitingFor"), "the launcher waits for its peer")
@@ -199,7 +197,7 @@ def test_a_launcher_that_waits_for_peers_of_an_earlier_attempt_goes_on_to_the_la
     assert json.loads((first.state / "attempt-4" / "result.json").read_text())["reason"] == "StoppedEarly"
 
 
-def test_a_killed_launcher_records_it_after_its_restart_and_its_peer_notices(make_world: MakeWorld) -> None:
+def test_a_killed_launcher_records_it_after_its_restart_and_its_peer_notices(make_world):
     world = make_world([1, 1], HANG)
     first, second = world.start()
     eventually(lambda: first.marks("waits") and second.marks("waits"), "all ranks run")
@@ -218,7 +216,7 @@ def test_a_killed_launcher_records_it_after_its_restart_and_its_peer_notices(mak
     assert not first.rank_pids()
 
 
-def test_sigterm_is_passed_on_to_the_ranks_which_stop(make_world: MakeWorld) -> None:
+def test_sigterm_is_passed_on_to_the_ranks_which_stop(make_world):
     world = make_world([2, 1], WAIT_FOR_SIGTERM)
     first, second = world.start()
     eventually(lambda: len(first.marks("waits") + second.marks("waits")) == 3, "all ranks run")
@@ -235,7 +233,7 @@ def test_sigterm_is_passed_on_to_the_ranks_which_stop(make_world: MakeWorld) -> 
     assert json.loads(first.termination_log.read_text())["exitCode"] == ExitCode.STOPPED
 
 
-def test_sigterm_before_all_pods_answer_stops_early(make_world: MakeWorld) -> None:
+def test_sigterm_before_all_pods_answer_stops_early(make_world):
     pod = make_world([1, 1], ALL_REDUCE).pods[0].start()
     eventually(lambda: (pod.json("/progress") or {}).get("waitingFor"), "the launcher waits for its peer")
 
@@ -245,7 +243,7 @@ def test_sigterm_before_all_pods_answer_stops_early(make_world: MakeWorld) -> No
     assert (outcome.exit_code, outcome.reason) == (ExitCode.STOPPED, "StoppedEarly")
 
 
-def test_another_contract_version_is_refused(make_world: MakeWorld) -> None:
+def test_another_contract_version_is_refused(make_world):
     world = make_world([1], ALL_REDUCE)
     world.contract.write_text(json.dumps(world.values | {"contractVersion": 2}))
 
@@ -256,7 +254,7 @@ def test_another_contract_version_is_refused(make_world: MakeWorld) -> None:
     assert "contractVersion 1" in outcome.message
 
 
-def test_a_plain_start_names_the_missing_variables() -> None:
+def test_a_plain_start_names_the_missing_variables():
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("GRPO_", "POD_"))}
     done = subprocess.run(
         [sys.executable, "-m", "grpo_workload.trainer_pod"], env=environ, capture_output=True, text=True, timeout=60

@@ -15,7 +15,7 @@ from support.trainer.engines import Engines, make_contract
 from support.trainer.launchers import DEADLINE, eventually
 
 
-def test_a_restarted_pod_reports_its_outcome_again_and_holds(tmp_path: Path) -> None:
+def test_a_restarted_pod_reports_its_outcome_again_and_holds(tmp_path):
     pods = Engines(tmp_path, make_contract(Path("/nowhere"), [(1, 1)], engineArgs={"port": 1}), forks=False)
     (engine,) = pods.contract.engines
     log = pods.termination_log(engine)
@@ -36,7 +36,7 @@ def test_a_restarted_pod_reports_its_outcome_again_and_holds(tmp_path: Path) -> 
     assert Outcome.model_validate_json(log.read_text()) == first
 
 
-def test_a_pod_without_an_engine_is_refused(tmp_path: Path) -> None:
+def test_a_pod_without_an_engine_is_refused(tmp_path):
     contract = make_contract(Path("/nowhere"), [(1, 1), (1, 1)])
     (tmp_path / "contract.json").write_text(contract.model_dump_json(by_alias=True))
     environ = {"GRPO_CONTRACT": str(tmp_path / "contract.json"), "POD_NAME": "other", "POD_UID": "u"}
@@ -47,7 +47,7 @@ def test_a_pod_without_an_engine_is_refused(tmp_path: Path) -> None:
     assert [engine.name for engine in EnginePod.read(environ | {"POD_NAME": "engine-1"}).engines] == ["engine-1"]
 
 
-def test_with_nodelocal_ranks_use_the_engines_of_their_own_pod() -> None:
+def test_with_nodelocal_ranks_use_the_engines_of_their_own_pod():
     raw = make_contract(Path("/nowhere"), [(1, 1), (1, 1), (1, 1)]).model_dump(by_alias=True)
     raw["members"] = [
         {**raw["members"][0], "pod": f"engine-{index}", "gpus": 2, "rankOffset": 2 * index} for index in range(3)

@@ -1,7 +1,5 @@
 """Only adapters are trained; engines get merged weights; checkpoints hold adapters; training resumes bitwise equal."""
 
-import json
-
 import peft
 import pytest
 import torch
@@ -9,7 +7,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_spec.reports import ExitCode
-from support.trainer.trainings import make_config
+from support.trainer.program_errors import assert_error
+from support.trainer.trainings import lines_of, make_config
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +84,7 @@ def test_engines_get_the_weights_that_peft_would_merge_and_a_checkpoint_holds_th
             assert all("lora_" in name or "modules_to_save" in name for name in names), (
                 f"{plan}: frozen weights in {file.name}"
             )
-        assert result["refusal"].startswith("lora: ")
-        assert '{"r": 4, "alpha": 8.0' in result["refusal"]
+        assert_error(result["refusal"], "ConfigError", r'^lora: .*\{"r": 4, "alpha": 8.0')
         if ":" not in plan:
             weights, metrics = result["began"]
             assert all(weight.equal(weights[name]) for name, weight in result["exported"].items()), plan
@@ -110,15 +108,14 @@ def test_a_run_saves_adapters_which_are_refused_as_a_model_until_they_are_merged
     ranks = start_training(config(tiny_model), 2, uid="adapters")
     assert ranks.exit_codes() == [ExitCode.DONE] * 2, ranks.logs()
     run = tmp_path / "data" / "ns" / "job" / "adapters"
-    kls = [json.loads(line)["kl"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kls = [line["kl"] for line in lines_of(run / "metrics.jsonl")]
     assert kls[0] == pytest.approx(0, abs=1e-6)
     assert abs(kls[1]) > 1e-6
     adapters = run / "checkpoints" / "step-2" / "model"
 
     ranks = start_training(config(adapters), 1, uid="refused")
     assert ranks.exit_codes() == [ExitCode.CONFIG_ERROR], ranks.logs()
-    message = json.loads((tmp_path / "train-refused" / "state-0" / "error.json").read_text())["message"]["message"]
-    assert f"model.path: {adapters} holds adapters" in message
+    assert f"model.path: {adapters} holds adapters" in ranks.error()
     merged = peft.AutoPeftModelForCausalLM.from_pretrained(adapters).merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
     initial = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from support.families import make_model
+from support.trainer.program_errors import assert_error
 
 
 @pytest.mark.parametrize(("beta", "has_experts"), [(0.0, True), (0.1, False)])
@@ -109,6 +110,11 @@ def test_offloaded_states_a_step_that_is_not_finite_and_measuring_micro_batches_
             assert unchanged == [True, 0], plan
         by_line = math.ceil(1000 + (300 - 100) * (1000 - 300) / (100 - 32))
         assert result["too long"] == (2100, by_line, "tried to allocate 20 GiB"), plan
+        many, one = result["too many"]
+        said = r"ran out of memory on a micro-batch of \d+ tokens in 4 sequences; lower training.maxTokensPerMicroBatch"
+        assert_error(many, "MicroBatchMemoryError", said)
+        said = r"on a single sequence of \d+ tokens, .* lower training.maxCompletionLength"
+        assert_error(one, "SequenceMemoryError", said)
         between, back, counted = result["sizes"]
         # In 8 bits, the constants of the last block and 256 values of a byte are what the plan leaves out.
         assert (between, back) == (0, pytest.approx(counted, rel=0.02) if plan.endswith("int8") else counted), plan
@@ -118,7 +124,8 @@ def test_offloaded_states_a_step_that_is_not_finite_and_measuring_micro_batches_
         for skipped, loss, is_unchanged in result["broken"]:
             assert (skipped, is_unchanged) == (1.0, True), plan
             assert not math.isfinite(loss), plan
-        assert "1 weight is NaN or infinite, for example model.embed_tokens.weight" in result["refused"], plan
+        broken = "1 weight is NaN or infinite, for example model.embed_tokens.weight"
+        assert_error(result["refused"], "NotFiniteError", broken)
         assert result["kept"] == ["step-3"], plan
         before, after = result["decayed"]
         for name, weight in before.items():

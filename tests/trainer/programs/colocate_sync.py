@@ -6,22 +6,17 @@ log-probabilities of the engine and of the trained and the initial model, their 
 sampling, and what is said of weights that differ. With a `training.maxStaleness` over 0, also what is sampled ahead.
 """
 
-# ruff: noqa: E402  # variables have to be set before the imports
-
 import os
 import sys
 from unittest import mock
 
-from grpo_spec.contract import Device
-from grpo_workload.ranks import environment
-
-environment.prepare(Device.CPU, os.environ)
-
 import torch
-from fixed_samples import train_on
-from sampled_ahead import ENGINE_ARGS, sample_ahead
+from fixed_samples import make_policy, train_on
+from results import error_of
+from sampled_ahead import ENGINE_ARGS, sample_ahead, samples_of
 from transformers import AutoTokenizer
 
+from grpo_spec.contract import Device
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
 from grpo_workload.algorithm.samples import Prompt, Sample
@@ -31,17 +26,16 @@ from grpo_workload.generation.colocate import ColocateGenerator
 from grpo_workload.generation.vllm_api import sampling_parameters, whole_text
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model.load import load_model
-from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.training.weight_check import WeightCheck
 from grpo_workload.weights import export
-from grpo_workload.weights.differ import WeightsAlteredError, WeightsDifferError
+from grpo_workload.weights.differ import WeightsAlteredError
 from support.trainer.corrupt import CHANGES, changing
 from support.trainer.listeners import Heard
 from support.trainer.step_settings import bare_settings
 from support.trainer.stops import are_stopped, word_in
 
-NUM_GENERATIONS, LENGTH, PAD, TEMPERATURE = 4, 12, 2, 0.7
+NUM_GENERATIONS, LENGTH, TEMPERATURE = 4, 12, 0.7
 LONG = tuple(3 + 7 * place % 250 for place in range(300))
 """The beginning of a prompt, longer than two blocks of vLLM's prefix cache, which have 128 tokens on CPUs: what old
 weights made of it may not be used after a push."""
@@ -66,12 +60,7 @@ def truncated_ratios(policy, generator, prompts, training):
     |log ratio|, and that if the trainer knew of neither.
     """
     generator._sampling |= sampling_parameters(training)
-    samples = [
-        Sample(prompt=prompt, completion=completion, reward=0.0, advantage=0.0)
-        for prompt, group in zip(prompts, generator.generate(prompts, 32), strict=True)
-        for completion in group
-    ]
-    batch = micro_batch(samples)
+    batch = micro_batch(samples_of(prompts, generator.generate(prompts, 32)))
     with torch.no_grad():
         known = policy.head.per_token(
             policy.deepspeed_engine, batch, TEMPERATURE, Truncation.of(training), Penalties.of(training)
@@ -80,12 +69,8 @@ def truncated_ratios(policy, generator, prompts, training):
         (logprobs_BT - batch.sampling_logprobs_BC)[batch.is_token_BC]
         for logprobs_BT in (known.logprobs_BT, known.whole_logprobs_BT)
     )
-    return (
-        float(logs.exp().mean()),
-        float(whole_logs.exp().mean()),
-        float(logs.abs().max()),
-        float(whole_logs.abs().max()),
-    )
+    both = logs, whole_logs
+    return [float(one.exp().mean()) for one in both] + [float(one.abs().max()) for one in both]
 
 
 def stops(generator, prompts, training):
@@ -123,34 +108,23 @@ def text_of(tokenizer, prompt, completion):
 
 def complaints(policy, generator, check):
     """Return what is said of weights that change on their way, of an engine with other ones, and of missing ones."""
-    said: list[str | None] = []
     generator.sync_weights(policy.weights(), 3)  # it was asleep
     changed = next(spec.name for spec in policy.weights().specs if len(spec.shape) > 1 and ".1." in spec.name)
     for how in CHANGES:
         with mock.patch.object(own_engine, "with_sums", changing(changed, how)):
-            try:
-                generator.sync_weights(policy.weights(), 3)
-                said.append(None)
-            except WeightsAlteredError as error:
-                said.append(str(error))
-    assert all(text and f"weights altered: {changed} changed between the trainer" in text for text in said), said
-    said = []
+            kind, said = error_of(generator.sync_weights, policy.weights(), 3)
+            assert kind == WeightsAlteredError.__name__
+            assert f"weights altered: {changed} changed between the trainer" in said
     generator.sync_weights(policy.weights(), 3)
     with torch.no_grad():
         for parameter in policy.module.parameters():
             if parameter.is_floating_point():
                 parameter.data.mul_(1.5)
-    for attempt in (
-        lambda: check.run(policy, generator, 3),
-        lambda: generator.sync_weights(policy.weights(), 0),
-        lambda: generator.sync_weights([one for one in policy.weights() if ".1." not in one[0]], 4),
-    ):
-        try:
-            attempt()
-            said.append(None)
-        except WeightsDifferError as error:
-            said.append(str(error))
-    return said
+    return (
+        error_of(check.run, policy, generator, 3),
+        error_of(generator.sync_weights, policy.weights(), 0),
+        error_of(generator.sync_weights, [one for one in policy.weights() if ".1." not in one[0]], 4),
+    )
 
 
 def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
@@ -177,7 +151,7 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
             "engineArgs": {"enforce_eager": True} | (ENGINE_ARGS if staleness else {}),
         },
     )
-    policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+    policy = make_policy(config)
     initial = load_model(config, torch.device("cpu")) if zero_stage < 3 else None
     generator = ColocateGenerator(config, Device.CPU)
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -185,12 +159,7 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
     generator.sync_weights(policy.weights(), 0)  # the weights that the engine has loaded
     check.run(policy, generator, 0)
     prompts = [
-        Prompt(
-            index=index,
-            text="",
-            token_ids=(*beginning, *range(10 + rank, 20 + 2 * index)),
-            seed=index,
-        )
+        Prompt(index=index, text="", token_ids=(*beginning, *range(10 + rank, 20 + 2 * index)), seed=index)
         for index in range(1 + rank)
     ]
 
@@ -200,10 +169,7 @@ def main(model, out, zero_stage, tensor_parallel, trains, dtype, staleness):
         assert heard.moves >= max(len(completion.token_ids) for group in groups for completion in group)
         generator.sleep()
         for prompt, group in zip(prompts, groups, strict=True):
-            rewards = [
-                sum(token % 2 == 0 for token in completion.token_ids) / len(completion.token_ids)
-                for completion in group
-            ]
+            rewards = [sum(token % 2 == 0 for token in one.token_ids) / len(one.token_ids) for one in group]
             spreads.append(max(rewards) - min(rewards))
             for completion, reward in zip(group, rewards, strict=True):
                 advantage = reward - sum(rewards) / len(rewards)

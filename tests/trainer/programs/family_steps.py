@@ -31,54 +31,50 @@ kind, engine, models = sys.argv[1:]
 device = Device(kind)
 environment.prepare(device, os.environ)
 
-import deepspeed
 import torch
 import torch.distributed as dist
-from accelerate.state import AcceleratorState
-from fixed_samples import train_on
+from fixed_samples import make_policy, train_on, trained
 from plain_steps import plain_steps
 from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Prompt, Sample
 from grpo_workload.generation.base import Generator
 from grpo_workload.generation.plain_generate import TransformersGenerator
-from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.trial import try_policy
 from grpo_workload.training.weight_check import BOUNDS, WeightCheck
+from support.trainer.samples import make_sample
+from support.trainer.step_settings import bare_settings
 
-LR, NUM_STEPS, PAD = 1e-2, 2, 0
+LR, NUM_STEPS = 1e-2, 2
 STEP = 0.03 * LR  # AdamW moves each weight by LR in its first step
 
 
 def configured(model, trains, stage):
     path = model["path"]
-    return TrainerConfig.model_validate(
-        {
-            "model": {"path": path, "dtype": str(AutoConfig.from_pretrained(path).dtype).removeprefix("torch.")}
-            | model.get("model", {}),
-            "dataset": {"path": "unused"},
-            "rewards": [{"name": "unused", "stopped": {}}],
-            "training": {
-                "perDeviceTrainBatchSize": 3,  # two micro-batches for a step
-                "learningRate": LR,
-                "lrSchedulerType": "constant",
-                "maxCompletionLength": 8,
-                "importanceSamplingCorrection": "none",
-            }
-            | model.get("training", {}),
-            "parallelism": {"zeroStage": stage},
-            "lora": {"r": 8, "alpha": 64} if trains == "lora" else None,  # large: it must show next to rounding
-            "generation": {
-                "engine": engine,
-                "maxModelLen": 256,
-                "kvCacheMemory": "1Gi" if device == Device.CUDA else "64Mi",
-                "gpuMemoryUtilization": 0.1,  # less must be free where others are at work
-                "engineArgs": {"enforce_eager": True} | model.get("engineArgs", {}),
-            },
-        }
+    dtype = str(AutoConfig.from_pretrained(path).dtype).removeprefix("torch.")
+    training = {
+        "perDeviceTrainBatchSize": 3,  # two micro-batches for a step
+        "learningRate": LR,
+        "lrSchedulerType": "constant",
+        "maxCompletionLength": 8,
+        "importanceSamplingCorrection": "none",
+    }
+    return bare_settings(
+        path,
+        dtype,
+        model={"path": path, "dtype": dtype} | model.get("model", {}),
+        training=training | model.get("training", {}),
+        parallelism={"zeroStage": stage},
+        lora={"r": 8, "alpha": 64} if trains == "lora" else None,  # large: it must show next to rounding
+        generation={
+            "engine": engine,
+            "maxModelLen": 256,
+            "kvCacheMemory": "1Gi" if device == Device.CUDA else "64Mi",
+            "gpuMemoryUtilization": 0.1,  # less must be free where others are at work
+            "engineArgs": {"enforce_eager": True} | model.get("engineArgs", {}),
+        },
     )
 
 
@@ -92,8 +88,7 @@ def samples(step):
 
     made = []
     for index, advantage in enumerate((1.0, -1.0, 0.5, -1.5)):
-        prompt, answer = Prompt(index=index, text="", token_ids=tokens(3, 12)), tokens(12, 24)
-        made.append(Sample(prompt=prompt, completion=completed(answer), reward=0.0, advantage=advantage))
+        made.append(make_sample(tokens(3, 12), tokens(12, 24), index=index, advantage=advantage))
     return made
 
 
@@ -102,20 +97,9 @@ def shares(every):
     return [every[rank :: dist.get_world_size()] for rank in range(dist.get_world_size())]
 
 
-def completed(ids):
-    return Completion(token_ids=ids, logprobs=(0.0,) * len(ids), text="", finish_reason="stop", weight_version=0)
-
-
-def trained_weights(policy):
-    """Return the parameters that are trained, gathered, in host memory."""
-    own = [(name, one) for name, one in policy.module.named_parameters() if one.requires_grad]
-    with deepspeed.zero.GatheredParameters([one for _, one in own], enabled=policy.is_partitioned):
-        return {name: one.detach().cpu().clone() for name, one in own}
-
-
 def compare_step(policy, metrics, before, plain, *, is_first):
     """Return what a step did, next to `plain`. Raises AssertionError where that is not what it should have done."""
-    after, (norm, weights) = trained_weights(policy), plain
+    after, (norm, weights) = trained(policy), plain
     exact = next(iter(after.values())).dtype == torch.float32
     off = sum(int(((after[name].float() - weights[name]).abs() > STEP).sum()) for name in after)
     step = {
@@ -164,7 +148,7 @@ def run(model, mode, plain, engines):
     trains, stage = mode[2:], int(mode[0])
     config, began = configured(model, trains, stage), time.monotonic()
     tokenizer = AutoTokenizer.from_pretrained(model["path"])
-    policy = Policy(config, device, timeout_seconds=300, pad_token_id=PAD)
+    policy = make_policy(config, device)
     try_policy(policy, config)
     generator: Generator
     if engine == "Transformers":
@@ -185,7 +169,7 @@ def run(model, mode, plain, engines):
     stale: list[float] = []
     for version in range(NUM_STEPS + 1):
         if version > 0:
-            before = trained_weights(policy)
+            before = trained(policy)
             metrics = train_on(policy, shares(samples(version)), config.training)
             expected = plain[trains][version - 1]
             taken.append(compare_step(policy, metrics, before, expected, is_first=version == 1))
@@ -223,7 +207,6 @@ for model, expected in zip(every, plain, strict=True):
         if os.environ["RANK"] == "0":
             with (Path(os.environ["RESULTS"]) / "lines.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
-        AcceleratorState._reset_state(reset_partial_state=True)
         gc.collect()
 for generator in engines:
     generator.close()

@@ -1,8 +1,7 @@
-"""Environments: `fickle:Fickle` fails in some episodes, `fickle:gone` at once, `fickle:Drawn` if its pod does."""
+"""Environments: `fickle:Fickle` fails in some episodes, `fickle:gone` at once."""
 
 import os
 import random
-import time
 
 
 class Fickle:
@@ -19,21 +18,6 @@ class Fickle:
     def look(self) -> str:
         """Look around."""
         return "nothing"
-
-
-class Drawn:
-    """Its reward is drawn when it begins, which takes a while; FOLDER/begun says that one has."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def reset(self, **row: object) -> None:
-        self.drawn = random.random()
-        open(f"{self.folder}/begun", "w").close()
-        time.sleep(1)
-
-    def get_reward(self) -> float:
-        return self.drawn
 
 
 def gone() -> None:

@@ -1,24 +1,43 @@
-"""Samples of steps that are the same on any number of ranks; programs import this after `environment.prepare`."""
+"""Policies, and samples of steps that are the same on any number of ranks; imported after `environment.prepare`."""
 
 import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import deepspeed
 import torch
 import torch.distributed as dist
+from accelerate.state import AcceleratorState
 
+from grpo_spec.contract import Device
 from grpo_workload.algorithm.reuse import batch_of
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.step_plan import Fact, plan
 from grpo_workload.data.shard import shard
+from grpo_workload.policy.step.policy import Policy
+from grpo_workload.ranks.collectives import gather
 from grpo_workload.rewards.table import tabulate
 from grpo_workload.training.exchange import micro_batches
+from grpo_workload.training.kl_penalty import divergences
 from grpo_workload.training.rollout import Generation, Rollout
 from grpo_workload.training.work import prepare
+from support.trainer.samples import make_sample
 
 NUM_PROMPTS, NUM_GENERATIONS = 5, 3  # over 3 ranks: shares of 2, 2 and 1 prompts
 PAD = 2
+
+
+def make_policy(config, device=Device.CPU, **options):
+    """Return a policy in place of the one that this process has had."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Policy(config, device, timeout_seconds=300, pad_token_id=PAD, **options)
+
+
+def trained(policy, *, also_frozen=False):
+    """Return copies of the parameters that are trained, whole, in host memory."""
+    own = {name: one for name, one in policy.module.named_parameters() if one.requires_grad or also_frozen}
+    with deepspeed.zero.GatheredParameters([*own.values()], enabled=policy.is_partitioned):
+        return {name: one.detach().cpu().clone() for name, one in own.items()}
 
 
 def samples(step):
@@ -30,16 +49,11 @@ def samples(step):
         return tuple(torch.randint(3, 250, (length,), generator=random).tolist())
 
     for index in range(NUM_PROMPTS):
-        prompt = Prompt(index=index, text="", token_ids=tokens(3, 12))
+        prompt_ids = tokens(3, 12)
         for number in range(NUM_GENERATIONS):
-            ids = tokens(1, 9)
-            completion = Completion(
-                token_ids=ids, logprobs=(-5.0,) * len(ids), text="", finish_reason="stop", weight_version=0
-            )
-            advantage = float(torch.randn((), generator=random)) * (
-                step != 1 or index * NUM_GENERATIONS + number in (4, 9)
-            )
-            yield Sample(prompt=prompt, completion=completion, reward=1.0, advantage=advantage)
+            ids, has_advantage = tokens(1, 9), step != 1 or index * NUM_GENERATIONS + number in (4, 9)
+            advantage = float(torch.randn((), generator=random)) * has_advantage
+            yield make_sample(prompt_ids, ids, index=index, logprobs=(-5.0,) * len(ids), advantage=advantage)
 
 
 def take_step(policy, step, training, *, broken=False):
@@ -57,6 +71,13 @@ def by_rank(every):
     """Return the samples of a step by the rank that owns them."""
     shares = [shard(NUM_PROMPTS, dist.get_world_size(), rank) for rank in range(dist.get_world_size())]
     return [every[share.start * NUM_GENERATIONS : share.stop * NUM_GENERATIONS] for share in shares]
+
+
+def divergences_of(policy, training):
+    """Return the KL divergences of the samples of step 0, over all ranks."""
+    own = by_rank(list(samples(0)))[dist.get_rank()]
+    mine = divergences(policy, [(sample.prompt, sample.completion) for sample in own], training)
+    return [kl for part in gather(mine) for kl in part]
 
 
 def take_generation(policy, config):

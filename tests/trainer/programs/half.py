@@ -8,26 +8,16 @@ DeepSpeed refuses float16 on a CPU without instructions for it. torch can comput
 scaling under test is DeepSpeed's own.
 """
 
-# ruff: noqa: E402  # variables have to be set before the imports
-
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from grpo_spec.contract import Device
-from grpo_workload.ranks import environment
-
-environment.prepare(Device.CPU, os.environ)
-
 import fixed_samples
-from accelerate.state import AcceleratorState
 from deepspeed.accelerator import get_accelerator
 from results import report
 from transformers import AutoTokenizer
 
 from grpo_workload.algorithm.micro_batch import filler
-from grpo_workload.policy.step.policy import Policy
 from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
 from support.trainer.step_settings import step_settings
@@ -42,11 +32,6 @@ def make_config(model, name):
     training = {"perDeviceTrainBatchSize": 2, "maxSteps": 20}
     parallelism = {"coalesceGradReduction": name.endswith("+")}
     return step_settings(model, "float16", name[0], training=training, parallelism=parallelism)
-
-
-def make_policy(config):
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return Policy(config, Device.CPU, timeout_seconds=60, pad_token_id=fixed_samples.PAD)
 
 
 def checksum(policy):
@@ -64,13 +49,13 @@ def main(model, data, names):
     results = {}
     for name in names:
         config = make_config(model, name)
-        policy = make_policy(config)
+        policy = fixed_samples.make_policy(config)
         steps = list(take_steps(policy, config, range(8)))
         checkpoints = Checkpoints(Path(data), f"stage-{name[0]}", keep=1, attempt=0, pod_uid="uid")
         state = SavedState(step=8, weight_version=8, num_tokens=0, world_size=2, zero_stage=int(name[0]))
         checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
         straight = list(take_steps(policy, config, [8, 9]))
-        resumed = make_policy(config)
+        resumed = fixed_samples.make_policy(config)
         source = checkpoints.find(None, world_size=2, zero_stage=int(name[0]))
         assert source is not None
         source.load(resumed)

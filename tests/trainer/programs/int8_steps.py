@@ -5,33 +5,28 @@ moments in float32 and in 8 bits, whether each step moved this rank's weights as
 with the same gradients, and the types of the moments.
 """
 
-# ruff: noqa: E402  # variables have to be set before the imports
+# ruff: noqa: E402  # what is hidden from ranks has to be shown before the imports
 
-import os
 import sys
 
-from grpo_spec.contract import Device
 from grpo_workload.ranks import environment
 
-environment.prepare(Device.CPU, os.environ)
 environment.show("bitsandbytes")
 
 import torch
-from accelerate.state import AcceleratorState
 from bitsandbytes.optim.adamw import AdamW8bit
-from fixed_samples import PAD, take_step
+from fixed_samples import make_policy, take_step
 from results import report
 
 from grpo_workload.policy.memory.optimizer_offload import adam
-from grpo_workload.policy.step.policy import Policy
 from support.trainer.step_settings import step_settings
 
 STEPS = (0, 2, 3, 0, 2, 3)  # of `fixed_samples`: by the correction's weights, the loss changes from time to time
 
 
-def make_policy(model, plan, optimizer_dtype):
+def configured(model, plan, optimizer_dtype):
     stage, dtype, *lora = plan.split(":")
-    config = step_settings(
+    return step_settings(
         model,
         dtype,
         stage,
@@ -39,8 +34,6 @@ def make_policy(model, plan, optimizer_dtype):
         parallelism={"optimizerDtype": optimizer_dtype},
         lora={"r": 16} if lora else None,
     )
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return Policy(config, Device.CPU, timeout_seconds=60, pad_token_id=PAD), config
 
 
 class Beside:
@@ -80,9 +73,9 @@ def losses(policy, config):
 
 
 def run(model, plan):
-    whole, config = make_policy(model, plan, "float32")
+    whole = make_policy(config := configured(model, plan, "float32"))
     result = {"float32": losses(whole, config)}
-    policy, config = make_policy(model, plan, "int8")
+    policy = make_policy(config := configured(model, plan, "int8"))
     beside = Beside(policy)
     result |= {"int8": losses(policy, config), "equal": beside.equal}
     states = adam(policy.deepspeed_engine).state.items()

@@ -4,18 +4,10 @@ FOLDER has a folder for each model, in it `read` and `zeros`. Reports for each m
 transformers loads it from `read`; in 4 bits also whether their weights lacked values until then.
 """
 
-# ruff: noqa: E402  # variables have to be set before the imports
-
 import gc
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-
-from grpo_spec.contract import Device
-from grpo_workload.ranks import environment
-
-environment.prepare(Device.CPU, os.environ)
 
 import deepspeed
 import torch
@@ -24,6 +16,7 @@ from results import report
 from transformers import core_model_loading
 from transformers.integrations import HfDeepSpeedConfig
 
+from grpo_spec.contract import Device
 from grpo_spec.lora import LoraConfig
 from grpo_workload.policy.adapters import four_bit
 from grpo_workload.policy.model import load

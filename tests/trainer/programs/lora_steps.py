@@ -6,25 +6,16 @@ parameters of the policy; also after a fourth step, whose loss is infinite on th
 trained whole, another policy begins with the adapters of the checkpoint.
 """
 
-# ruff: noqa: E402  # variables have to be set before the imports
-
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-from grpo_spec.contract import Device
-from grpo_workload.ranks import environment
-
-environment.prepare(Device.CPU, os.environ)
-
-import deepspeed
 import torch
-from accelerate.state import AcceleratorState
-from fixed_samples import PAD, take_step
+from fixed_samples import make_policy, take_step, trained
+from results import error_of
 from transformers import AutoTokenizer
 
-from grpo_workload.policy.step.policy import Policy
-from grpo_workload.ranks.collectives import join
 from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
 from support.trainer.step_settings import step_settings
@@ -32,9 +23,7 @@ from support.trainer.step_settings import step_settings
 
 def parameters(policy):
     """Return all parameters of the policy, adapters included, gathered."""
-    own = list(policy.module.named_parameters())
-    with deepspeed.zero.GatheredParameters([parameter for _, parameter in own], enabled=policy.is_partitioned):
-        return {name: parameter.detach().clone() for name, parameter in own}
+    return trained(policy, also_frozen=True)
 
 
 def exported(policy):
@@ -44,7 +33,6 @@ def exported(policy):
 
 def main(model, folder, beta, plans):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    join(Device.CPU, 300)
     for plan in plans:
         stages, _, whole = plan.partition(":")
         stage, _, bits = stages.partition("-")
@@ -56,47 +44,30 @@ def main(model, folder, beta, plans):
             parallelism={"gradientCheckpointing": stage != "0"},
             lora={"r": 4, "alpha": 8, "modulesToSave": whole.split(",") if whole else [], "loadIn4Bit": bool(bits)},
         )
+        policy = make_policy(config)
         checkpoints = Checkpoints(Path(folder), plan, keep=9, attempt=0, pod_uid="uid")
-        policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
-        initial = parameters(policy)
-        first = exported(policy)
-        metrics = [take_step(policy, step, config.training) for step in (0, 2)]
-        result = {
-            "initial": initial,
-            "first": first,
-            "own": parameters(policy),
-            "exported": exported(policy),
-            "metrics": metrics,
-        }
-        state = SavedState(
-            step=2, weight_version=2, num_tokens=0, world_size=world_size, zero_stage=int(stage), lora=config.adapters
-        )
+        result = {"initial": parameters(policy), "first": exported(policy)}
+        result["metrics"] = [take_step(policy, step, config.training) for step in (0, 2)]
+        result |= {"own": parameters(policy), "exported": exported(policy)}
+        shape: dict[str, Any] = {"world_size": world_size, "zero_stage": int(stage)}
+        state = SavedState(step=2, weight_version=2, num_tokens=0, lora=config.adapters, **shape)
         checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
         straight = take_step(policy, 3, config.training)
         result["straight"] = straight, parameters(policy)
         result["skipped"] = take_step(policy, 4, config.training, broken=True)["skipped"], parameters(policy)
 
-        AcceleratorState._reset_state(reset_partial_state=True)
-        join(Device.CPU, 300)
-        try:
-            checkpoints.find(None, world_size=world_size, zero_stage=int(stage))
-        except ValueError as error:
-            result["refusal"] = str(error)
-        source = checkpoints.find(None, world_size=world_size, zero_stage=int(stage), lora=config.adapters)
+        result["refusal"] = error_of(checkpoints.find, None, **shape)
+        source = checkpoints.find(None, lora=config.adapters, **shape)
         torch.manual_seed(7)
-        resumed = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+        resumed = make_policy(config)
         assert source is not None
         source.load(resumed)
         result["resumed"] = take_step(resumed, 3, config.training), parameters(resumed)
-        AcceleratorState._reset_state(reset_partial_state=True)
-        join(Device.CPU, 300)
         if not whole:
             assert config.lora is not None
             begun = config.lora.model_copy(update={"path": f"{folder}/{plan}/checkpoints/step-2/model", "r": 16})
-            began = Policy(config.model_copy(update={"lora": begun}), Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+            began = make_policy(config.model_copy(update={"lora": begun}))
             result["began"] = exported(began), take_step(began, 3, config.training)
-            AcceleratorState._reset_state(reset_partial_state=True)
-            join(Device.CPU, 300)
         if rank == 0:
             torch.save(result, Path(folder) / f"{plan}.pt")
 

@@ -1,29 +1,22 @@
 """Episodes on a colocated vLLM: played_episodes.py MODEL OUT TENSOR_PARALLEL STALENESS.
 
-OUT gets for each
-rank what each step's episodes are, |policy - engine| of each own token, and the turns that vLLM itself samples for the
-same tokens (None where another push has cut them).
+OUT gets for each rank what each step's episodes are, |policy - engine| of each own token, and the turns that vLLM
+itself samples for the same tokens (None where another push has cut them).
 """
-
-# ruff: noqa: E402  # variables have to be set before the imports
 
 import os
 import sys
 
-from grpo_spec.contract import Device
-from grpo_workload.ranks import environment
-
-environment.prepare(Device.CPU, os.environ)
-
 import torch
+from fixed_samples import make_policy
 from vllm import SamplingParams
 
+from grpo_spec.contract import Device
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.samples import Prompt, Sample
 from grpo_workload.generation.colocate import ColocateGenerator
 from grpo_workload.generation.own_answers import bare
 from grpo_workload.generation.vllm_api import engine_prompt
-from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.ranks.seeds import sample_seed
 from support.trainer.listeners import Heard
@@ -70,7 +63,7 @@ def main(model, out, tensor_parallel, staleness):
             "engineArgs": {"enforce_eager": True, "max_num_batched_tokens": 128},
         },
     )
-    policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=2)
+    policy = make_policy(config)
     generator = ColocateGenerator(config, Device.CPU, scripted_episodes(LENGTH, 80))
     generator._sampling |= ENDS
     generator.sync_weights(policy.weights(), 0)

@@ -7,28 +7,20 @@ with a checkpoint takes the next step and saves. OUT gets, by run: the optimizer
 they were loaded and as they were saved, and the metrics of the steps.
 """
 
-# ruff: noqa: E402  # variables have to be set before the imports
-
 import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_spec.contract import Device
-from grpo_workload.ranks import environment
-
-environment.prepare(Device.CPU, os.environ)
-
 import torch
-from accelerate.state import AcceleratorState
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-from fixed_samples import PAD, take_step
+from fixed_samples import make_policy, take_step
 from transformers import AutoTokenizer
 
+from grpo_spec.contract import Device
 from grpo_spec.storage import ExportConfig
 from grpo_workload.policy.memory.optimizer_offload import adam
-from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import join
 from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
@@ -58,29 +50,24 @@ def plain_moments(policy):
 
 def optimizer_state(policy):
     """Return gathered master weights and moments by parameter, and AdamW's step; without ZeRO torch holds them."""
-    with plain_moments(policy):
-        return _optimizer_state(policy)
-
-
-def _optimizer_state(policy):
     states, whole = adam(policy.deepspeed_engine).state, {}
-    for name, parameter in policy.module.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if policy.deepspeed_engine.zero_optimization():
-            moments = [safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")]
-            whole[name] = [safe_get_full_fp32_param(parameter), *moments]
-        else:
-            whole[name] = [parameter.data, states[parameter]["exp_avg"], states[parameter]["exp_avg_sq"]]
-    steps = {float(state["step"]) for state in states.values() if "step" in state}
-    return {name: [tensor.clone() for tensor in tensors] for name, tensors in whole.items()}, steps
+    with policy.with_states(), plain_moments(policy):
+        for name, parameter in policy.module.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            if policy.deepspeed_engine.zero_optimization():
+                moments = [safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")]
+                tensors = [safe_get_full_fp32_param(parameter), *moments]
+            else:
+                tensors = [parameter.data, states[parameter]["exp_avg"], states[parameter]["exp_avg_sq"]]
+            whole[name] = [tensor.clone() for tensor in tensors]
+        return whole, {float(state["step"]) for state in states.values() if "step" in state}
 
 
 def take(policy, step, config):
     """Take a step; return its metrics without times."""
-    return {
-        name: value for name, value in take_step(policy, step, config.training).items() if not name.startswith("time/")
-    }
+    metrics = take_step(policy, step, config.training)
+    return {name: value for name, value in metrics.items() if not name.startswith("time/")}
 
 
 def main(model, data, out, attempt, plans):
@@ -104,55 +91,30 @@ def main(model, data, out, attempt, plans):
                 "importanceSamplingCorrection": "none",
                 **({"beta": 0.1, "syncRefModel": True, "refModelSyncSteps": 2} if run == "sync" else {}),
             },
-            parallelism={
-                "zeroStage": int(stage),
-                "offloadOptimizer": offload,
-                "optimizerDtype": optimizer_dtype,
-            },
+            parallelism={"zeroStage": int(stage), "offloadOptimizer": offload, "optimizerDtype": optimizer_dtype},
             **{"lora": {"modulesToSave": ["norm"]}} if run.endswith("lora") else {},
         )
         checkpoints = Checkpoints(Path(data), run, keep=9, attempt=int(attempt), pod_uid=f"uid-{attempt}")
+        shape: dict[str, Any] = {"world_size": world_size, "zero_stage": int(stage)}
+        shape |= {"lora": config.adapters, "optimizer_dtype": optimizer_dtype}
         try:
-            source = checkpoints.find(
-                None,
-                world_size=world_size,
-                zero_stage=int(stage),
-                lora=config.adapters,
-                optimizer_dtype=optimizer_dtype,
-            )
+            source = checkpoints.find(None, **shape)
         except ValueError as error:
             results[run] = str(error)
             continue
         load_universal = source is not None and source.is_universal
-        policy = Policy(
-            config,
-            Device.CPU,
-            timeout_seconds=300,
-            pad_token_id=PAD,
-            load_universal=load_universal,
-            reference=source.reference if source is not None else None,
-        )
+        reference = source.reference if source is not None else None
+        policy = make_policy(config, load_universal=load_universal, reference=reference)
         start = 0
         if source is not None:
             source.load(policy)
             start = source.state.step
-        with policy.with_states():
-            state = optimizer_state(policy) if source is not None else None
+        state = optimizer_state(policy) if source is not None else None
         metrics = [take(policy, step, config) for step in ([0, 1] if source is None else [start])]
         step = start + len(metrics)
-        with policy.with_states():
-            saved = optimizer_state(policy)
+        saved = optimizer_state(policy)
         tokenizer = AutoTokenizer.from_pretrained(model)
-        trainer = SavedState(
-            step=step,
-            weight_version=step,
-            num_tokens=0,
-            world_size=world_size,
-            zero_stage=int(stage),
-            lora=config.adapters,
-            optimizer_dtype=optimizer_dtype,
-        )
-        checkpoints.save(policy, tokenizer, trainer)
+        checkpoints.save(policy, tokenizer, SavedState(step=step, weight_version=step, num_tokens=0, **shape))
         if run.endswith("lora"):
             for kind in ("merged", "adapters"):
                 exports = Exports(
@@ -162,8 +124,6 @@ def main(model, data, out, attempt, plans):
         if source is None:
             metrics += [take(policy, step, config) for step in (2, 3)]
         results[run] = {"loaded": state, "saved": saved, "metrics": metrics, "universal": load_universal}
-        AcceleratorState._reset_state(reset_partial_state=True)
-        join(Device.CPU, 300)
     if rank == 0:
         torch.save(results, out)
 

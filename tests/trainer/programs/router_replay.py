@@ -19,14 +19,15 @@ environment.prepare(device, os.environ)
 
 import numpy as np
 import torch
+from fixed_samples import make_policy
 from results import report
+from sampled_ahead import samples_of
 
 from grpo_workload.algorithm import mismatch
 from grpo_workload.algorithm.micro_batch import MicroBatch, micro_batch
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Completion, Prompt
 from grpo_workload.generation.colocate import ColocateGenerator
 from grpo_workload.policy.model.router_replay import check_routed
-from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.trial import try_policy
 from support.trainer.step_settings import bare_settings
 
@@ -72,7 +73,7 @@ def distance(batch: MicroBatch) -> dict[str, float]:
     return {short: found[name] for short, name in names.items()}
 
 
-policy = Policy(config, device, timeout_seconds=300, pad_token_id=0)
+policy = make_policy(config, device)
 try_policy(policy, config)
 told = config.training.model_copy(update={"router_replay": device == Device.CUDA})
 generator = ColocateGenerator(config.model_copy(update={"training": told}), device)
@@ -89,11 +90,6 @@ else:
 for prompt, completion in zip(prompts, completions, strict=True):
     check_routed(prompt, completion)
 generator.sleep()
-batch = micro_batch(
-    [
-        Sample(prompt=prompt, completion=completion, reward=0.0, advantage=1.0)
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
-)
+batch = micro_batch(samples_of(prompts, [[completion] for completion in completions]))
 report({"replayed": distance(batch), "own": distance(replace(batch, experts_NLX=None))})
 generator.close()

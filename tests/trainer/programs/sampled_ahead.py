@@ -27,18 +27,11 @@ def sample_ahead(policy, generator, rank, temperature, version, max_model_len):
         generator.sleep()
         generator.sync_weights(policy.weights(), version)
 
-    asked = [
-        [
-            Prompt(
-                index=step,
-                text="",
-                token_ids=tuple(range(10 + place, 10 + place + max_model_len - room)),
-                seed=100 * step + 10 * rank + place,
-            )
-            for place in range(1 + (rank + step) % 2)
-        ]
-        for step, room in enumerate(ROOM)
-    ]
+    def prompt(step, place, room):
+        ids = tuple(range(10 + place, 10 + place + max_model_len - room))
+        return Prompt(index=step, text="", token_ids=ids, seed=100 * step + 10 * rank + place)
+
+    asked = [[prompt(step, place, room) for place in range(1 + (rank + step) % 2)] for step, room in enumerate(ROOM)]
     listeners = [Heard() for _ in asked]
     push(version)
     for step in (1, 2):
@@ -72,14 +65,18 @@ def scaled(policy, factor):
         parameter.data.copy_(before)
 
 
-def differences(policy, prompts, groups, temperature):
-    """Return the differences between log-probabilities of the policy and of the engine: a list for each completion."""
-    samples = [
+def samples_of(prompts, groups):
+    """Return the samples of the prompts' completions, which nothing rewards."""
+    return [
         Sample(prompt=prompt, completion=completion, reward=0.0, advantage=0.0)
         for prompt, group in zip(prompts, groups, strict=True)
         for completion in group
     ]
-    batch = micro_batch(samples)
+
+
+def differences(policy, prompts, groups, temperature):
+    """Return the differences between log-probabilities of the policy and of the engine: a list for each completion."""
+    batch = micro_batch(samples_of(prompts, groups))
     with torch.no_grad():
         logprobs_BT = policy.head.per_token(policy.deepspeed_engine, batch, temperature).logprobs_BT
     found = (logprobs_BT - batch.sampling_logprobs_BC).abs()

@@ -17,16 +17,11 @@ from grpo_workload.ranks import environment
 device = Device(sys.argv[1])
 environment.prepare(device, os.environ)
 
-import deepspeed
 import torch
-from accelerate.state import AcceleratorState
-from fixed_samples import PAD, by_rank, samples, take_generation, take_step
+from fixed_samples import divergences_of, make_policy, take_generation, take_step, trained
 
 from grpo_workload.policy.model import tiles
-from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.trial import try_policy
-from grpo_workload.ranks.collectives import gather
-from grpo_workload.training.kl_penalty import divergences
 from support.trainer.step_settings import bare_settings
 
 tiles.TILE = 5
@@ -57,27 +52,15 @@ def configured(mode, model, sequence):
 
 def steps(config):
     torch.manual_seed(0)  # adapters
-    policy = Policy(config, device, timeout_seconds=300, pad_token_id=PAD)
+    policy = make_policy(config, device)
     try_policy(policy, config)
-
-    def trained():
-        named = {name: one for name, one in policy.module.named_parameters() if one.requires_grad}
-        with deepspeed.zero.GatheredParameters([*named.values()], enabled=policy.is_partitioned):
-            return {name: one.detach().cpu().clone() for name, one in named.items()}
-
-    def kls():
-        own = by_rank(list(samples(0)))[int(os.environ["RANK"])]
-        mine = divergences(policy, [(sample.prompt, sample.completion) for sample in own], config.training)
-        return [kl for part in gather(mine) for kl in part]
-
-    found = {"kls": [kls()], "metrics": [], "weights": []}
+    found = {"kls": [divergences_of(policy, config.training)], "metrics": [], "weights": []}
     for step in range(2):
         found["metrics"].append(take_step(policy, step, config.training))
-        found["weights"].append(trained())
-    found["kls"].append(kls())
+        found["weights"].append(trained(policy))
+    found["kls"].append(divergences_of(policy, config.training))
     found["skipped"] = take_step(policy, 2, config.training, broken=True)["skipped"]
     found["generation"] = take_generation(policy, config)
-    AcceleratorState._reset_state(reset_partial_state=True)
     return found
 
 

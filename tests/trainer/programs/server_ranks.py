@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from grpo_spec.contract import Contract
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.servers.generator import ServerGenerator
-from grpo_workload.weights.export import Export, full
+from support.trainer.engines import change, own_logprobs, weights_of
 from support.trainer.stops import are_stopped, word_in
 
 
@@ -26,18 +26,14 @@ def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = AutoModelForCausalLM.from_pretrained(contract.config.model.source, dtype=torch.float32).eval()
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
-    weights = Export(full(model), is_partitioned=False)
+    change(model, seed=3)
+    weights = weights_of(model)
     generator = ServerGenerator(contract, rank, lambda: weights)
     generator.sync_weights(weights, 7)
     prompt = Prompt(index=rank, text="", token_ids=(10 + rank, 20, 30))
     (group,) = generator.generate([prompt], 2)
     is_close = all(
-        torch.allclose(logprobs(model, prompt.token_ids, one.token_ids), torch.tensor(one.logprobs), atol=1e-4, rtol=0)
-        for one in group
+        torch.allclose(own_logprobs(model, prompt, one), torch.tensor(one.logprobs), atol=1e-4, rtol=0) for one in group
     )
     (whole,) = generator.generate([prompt], 8)
     word = word_in(whole)
@@ -56,13 +52,6 @@ def main(folder: Path) -> None:
     fresh.rename(folder / f"rank-{rank}.json")
     for version in itertools.count(8):
         generator.sync_weights(weights, version)
-
-
-def logprobs(model: torch.nn.Module, prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> torch.Tensor:
-    with torch.no_grad():
-        logits_LV = model(input_ids=torch.tensor([[*prompt_ids, *token_ids]])).logits[0]
-    scores_TV = logits_LV[len(prompt_ids) - 1 : -1].log_softmax(dim=-1)
-    return scores_TV.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1)
 
 
 main(Path(sys.argv[1]))

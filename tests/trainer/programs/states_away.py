@@ -10,8 +10,6 @@ capacity.states calculates them, the error of a checkpoint whose weights are bro
 before and after a step that only decays them.
 """
 
-# ruff: noqa: E402  # variables have to be set before the imports
-
 import gc
 import math
 import os
@@ -19,22 +17,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from grpo_spec.contract import Device
-from grpo_workload.ranks import environment
-
-environment.prepare(Device.CPU, os.environ)
-
 import torch
 import torch.distributed as dist
-from accelerate.state import AcceleratorState
-from fixed_samples import PAD, by_rank, samples, take_step, train_on
+from fixed_samples import by_rank, make_policy, samples, take_step, train_on
+from results import error_of
 from transformers import AutoTokenizer
 
 from grpo_workload.algorithm import token_budget
+from grpo_workload.algorithm.loss import LossScale
+from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.capacity.states import num_parameters, training_footprint
 from grpo_workload.policy.memory.optimizer_offload import adam
-from grpo_workload.policy.step.finite import NotFiniteError
-from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.memory_trial import Room, TooLongError, longest_sample, try_memory
 from grpo_workload.storage.checkpoint_content import SavedState
 from grpo_workload.storage.checkpoints import Checkpoints
@@ -47,11 +40,6 @@ def make_config(model, plan, offload, **training):
     stage, dtype, optimizer_dtype = plan.split(":")
     parallelism = {"offloadOptimizer": offload, "optimizerDtype": optimizer_dtype}
     return step_settings(model, dtype, stage, training=training, parallelism=parallelism)
-
-
-def make_policy(config):
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return Policy(config, Device.CPU, timeout_seconds=60, pad_token_id=PAD)
 
 
 def states(policy):
@@ -99,10 +87,7 @@ def save_broken(policy, checkpoints, tokenizer, state):
     weight = next(policy.module.parameters())
     if dist.get_rank() == dist.get_world_size() - 1:
         getattr(weight, "ds_tensor", weight).data.view(-1)[0] = math.nan
-    try:
-        checkpoints.save(policy, tokenizer, state)
-    except NotFiniteError as error:
-        return str(error)
+    return error_of(checkpoints.save, policy, tokenizer, state)
 
 
 def sizes(policy, config):
@@ -160,11 +145,15 @@ def choose(policy, halvings):
     return *choice, fed, torch.equal(torch.random.get_rng_state(), before), policy.deepspeed_engine.micro_steps
 
 
-def fail_to_choose(policy):
-    """Let the device's memory end at 200 tokens; return what is said of the longest sequence, and its cause."""
+def run_out_of_memory(policy):
+    """Let the device's memory end at 200 tokens, and then at none.
+
+    Return what is said of the longest sequence, and its cause; and the errors of steps on four sequences and on one.
+    """
+    memory = 200
 
     def end(_module, _args, inputs):
-        if inputs["input_ids"].numel() > 200:
+        if inputs["input_ids"].numel() > memory:
             raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
     policy.module.register_forward_pre_hook(end, with_kwargs=True)
@@ -172,7 +161,12 @@ def fail_to_choose(policy):
     try:
         try_memory(policy, Growing(100, 300, 1000, 1500), sample, most=100, fixed=None, halvings=0)
     except TooLongError as error:
-        return error.free, error.needed, error.cause
+        refused = error.free, error.needed, error.cause
+    memory, errors = 0, []
+    for count in (4, 1):
+        scale = LossScale(num_sequences=count, num_tokens=9)
+        errors.append(error_of(policy.step, [micro_batch(list(samples(0))[:count])], 1, scale))
+    return refused, errors
 
 
 def run(model, data, plan, tokenizer):
@@ -201,7 +195,7 @@ def run(model, data, plan, tokenizer):
     result["resumed"] = take_steps(resumed, config, (3,))
     result["refused"] = save_broken(resumed, checkpoints, tokenizer, replace(state, step=4))
     result["kept"] = sorted(path.name for path in (Path(data) / plan / "checkpoints").iterdir())
-    result["too long"] = fail_to_choose(resumed)
+    result["too long"], result["too many"] = run_out_of_memory(resumed)
     result["decayed"] = decay_alone(model, plan)
     return result
 

@@ -9,26 +9,15 @@ also what `plain_steps` yields. Then come a step whose loss is infinite on the l
 was skipped, one more with its metrics, and four on one generation.
 """
 
-# ruff: noqa: E402  # variables have to be set before the imports
-
 import os
 import sys
 
-from grpo_spec.contract import Device
-from grpo_workload.ranks import environment
-
-environment.prepare(Device.CPU, os.environ)
-
 import torch
-from accelerate.state import AcceleratorState
-from fixed_samples import PAD, by_rank, samples, shares_prompts, take_generation, take_step
+from fixed_samples import divergences_of, make_policy, samples, shares_prompts, take_generation, take_step
 from plain_steps import plain_steps
 
 from grpo_workload.policy.memory.optimizer_offload import adam
-from grpo_workload.policy.step.policy import Policy
 from grpo_workload.policy.trials.trial import try_policy
-from grpo_workload.ranks.collectives import gather
-from grpo_workload.training.kl_penalty import divergences
 from support.trainer.step_settings import bare_settings
 
 
@@ -63,13 +52,13 @@ def main(model, out, micro_batch_size, beta, stages):
                 "offloadOptimizer": "cpu" if name.endswith("c") else "none",
             },
         )
-        policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+        policy = make_policy(config)
         if int(os.environ["WORLD_SIZE"]) > 1:  # a step does not depend on whether the policy was tried before
             try_policy(policy, config)
             assert policy.deepspeed_engine.micro_steps == 0
-        kls = [of_all(policy, config.training)] if beta else []
+        kls = [divergences_of(policy, config.training)] if beta else []
         metrics = [take_step(policy, step, config.training) for step in range(2)]
-        kls += [of_all(policy, config.training)] if beta else []
+        kls += [divergences_of(policy, config.training)] if beta else []
         steps = {float(state["step"]) for state in adam(policy.deepspeed_engine).state.values() if "step" in state}
         # Weights that rounding moved would change which tokens the quantile keeps: a random model hesitates equally.
         every_token = config.training.model_copy(update={"top_entropy_quantile": 1.0})
@@ -85,16 +74,8 @@ def main(model, out, micro_batch_size, beta, stages):
             "after": take_step(policy, 2, config.training),
             "generation": take_generation(policy, config),
         }
-        AcceleratorState._reset_state(reset_partial_state=True)
     if os.environ["RANK"] == "0":
         torch.save(results, out)
-
-
-def of_all(policy, training):
-    """Return the KL divergences of the samples of step 0, over all ranks."""
-    own = by_rank(list(samples(0)))[int(os.environ["RANK"])]
-    mine = divergences(policy, [(sample.prompt, sample.completion) for sample in own], training)
-    return [kl for part in gather(mine) for kl in part]
 
 
 main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5:])

@@ -5,26 +5,16 @@ of MLPs alone. Rank 0 saves, by mode and model, metrics and trained parameters a
 mode and model, how many tiles the first MLP has computed before the step with tiles, and then in it.
 """
 
-# ruff: noqa: E402  # variables have to be set before the imports
-
 import os
 import sys
 from typing import Any
 
-from grpo_spec.contract import Device
-from grpo_workload.ranks import environment
-
-environment.prepare(Device.CPU, os.environ)
-
-import deepspeed
 import torch
-from accelerate.state import AcceleratorState
-from fixed_samples import PAD, samples, take_step
+from fixed_samples import make_policy, samples, take_step, trained
 from results import report
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.policy.model import tiles
-from grpo_workload.policy.step.policy import Policy
 from support.trainer.step_settings import bare_settings
 
 ADAPTERS = {
@@ -60,18 +50,14 @@ def configured(mode, model, *, tiled):
 def step(config):
     """Return metrics and trained parameters after a step, and the numbers of tiles."""
     torch.manual_seed(0)  # adapters
-    policy = Policy(config, Device.CPU, timeout_seconds=300, pad_token_id=PAD)
+    policy = make_policy(config)
     forwards = []
     for first in [*tiles.wrapped(policy.module)][:1]:
         next(first.children()).register_forward_hook(lambda *_: forwards.append(1))
     policy.logprobs(micro_batch([*samples(0)][: 3 + 3 * int(os.environ["RANK"])]))
     before = len(forwards)
     metrics = take_step(policy, 0, config.training)
-    trained = {name: one for name, one in policy.module.named_parameters() if one.requires_grad}
-    with deepspeed.zero.GatheredParameters([*trained.values()], enabled=policy.is_partitioned):
-        weights = {name: one.detach().clone() for name, one in trained.items()}
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return metrics, weights, [before, len(forwards) - before]
+    return metrics, trained(policy), [before, len(forwards) - before]
 
 
 def main(out, plans):

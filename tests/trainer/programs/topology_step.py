@@ -3,56 +3,41 @@
 The contract gives the topology. OUT gets the ranks' results in rank order.
 """
 
-# ruff: noqa: E402  # variables have to be set before the imports
-
 import os
 import sys
 from pathlib import Path
 
-from grpo_spec.contract import Contract, Device
-from grpo_workload.ranks import environment
-
-contract = Contract.model_validate_json(Path(sys.argv[1]).read_text())
-environment.prepare(Device.CPU, os.environ)
-
 import torch
-from fixed_samples import train_on
+from fixed_samples import make_policy, train_on
 
+from grpo_spec.contract import Contract
 from grpo_workload.algorithm.advantage import group_advantages
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.shard import shard
 from grpo_workload.data.tokenizer import load_tokenizer
 from grpo_workload.generation.build import build_generator
 from grpo_workload.generation.servers import weight_sender
-from grpo_workload.policy.step.policy import Policy
 from grpo_workload.ranks.collectives import gather
 from grpo_workload.weights import export
+from support.trainer.samples import make_sample
 
 PROMPTS = tuple(tuple(range(first, first + 3 + 2 * index)) for index, first in enumerate((5, 110)))
 # Several buckets and pieces in spite of the tiny model, so that one is gathered while another is sent.
 export.GATHER_BYTES = 2**13
 weight_sender.PIECE_BYTES["gloo"] = 2**14
+contract = Contract.model_validate_json(Path(sys.argv[1]).read_text())
 rank, training = int(os.environ["RANK"]), contract.config.training
 
 
 def drawn():
     """Yield the step's samples, with random tokens and rewards that are the same in every topology."""
     random = torch.Generator().manual_seed(11)
-    prompts = [Prompt(index=index, text="", token_ids=ids) for index, ids in enumerate(PROMPTS)]
-    rewards = torch.rand(len(prompts) * training.num_generations, generator=random).tolist()
+    rewards = torch.rand(len(PROMPTS) * training.num_generations, generator=random).tolist()
     advantages = group_advantages(rewards, training.num_generations, training.scale_rewards)
     for position, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True)):
         length = int(torch.randint(1, training.max_completion_length + 1, (), generator=random))
-        ids = tuple(torch.randint(3, 250, (length,), generator=random).tolist())
-        completion = Completion(
-            token_ids=ids, logprobs=(-5.0,) * length, text="", finish_reason="stop", weight_version=1
-        )
-        yield Sample(
-            prompt=prompts[position // training.num_generations],
-            completion=completion,
-            reward=reward,
-            advantage=advantage,
-        )
+        ids, index = torch.randint(3, 250, (length,), generator=random).tolist(), position // training.num_generations
+        yield make_sample(PROMPTS[index], ids, index=index, reward=reward, advantage=advantage)
 
 
 def weights():
@@ -82,9 +67,7 @@ def greedy():
 
 
 tokenizer = load_tokenizer(contract.config.model)
-policy = Policy(
-    contract.config, contract.device, timeout_seconds=contract.timeout_seconds, pad_token_id=tokenizer.pad_token_id
-)
+policy = make_policy(contract.config)
 greedily = training.model_copy(update={"temperature": 0.0})
 asking = contract.model_copy(update={"config": contract.config.model_copy(update={"training": greedily})})
 generator = build_generator(asking, rank, policy, tokenizer)

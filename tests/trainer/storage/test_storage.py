@@ -1,8 +1,8 @@
 """No checkpoint is harmed by damage, a full volume, SIGKILL or a superseded attempt, and ranks report each of them."""
 
-import json
 import os
 import random
+import re
 import signal
 import subprocess
 
@@ -14,17 +14,23 @@ from grpo_workload.storage.fence import Fence
 from grpo_workload.storage.manifest import faults, read_manifest
 from support.paths import PROGRAMS
 from support.trainer.program_errors import assert_error
-from support.trainer.trainings import make_config
+from support.trainer.trainings import lines_of, make_config
 
-SCENARIOS = ("damaged", "superseded", "superseded_while_saving", "limited")
+SCENARIOS = ("damaged", "superseded", "superseded_while_saving", "superseded_in_background", "limited", "ended")
+MORE = ("lacking", "copies")
 
 
-def test_damage_another_attempt_and_a_limit_on_files(run_program, tiny_model, tmp_path):
+def test_damage_another_attempt_a_limit_on_files_and_copies_that_are_written_meanwhile(
+    run_program, tiny_model, tmp_path
+):
     """Each rank finds the newest whole checkpoint, or fails with a message that says why, and no failure harms one."""
-    for result in run_program("storage.py", 2, tiny_model, tmp_path, *SCENARIOS):
+    for result in run_program("storage.py", 2, tiny_model, tmp_path, *SCENARIOS, *MORE):
         check_damaged(result["damaged"])
-        check_superseded(result["superseded"], result["superseded_while_saving"])
+        check_superseded(*(result[name] for name in SCENARIOS[1:4]))
         check_limited(result["limited"])
+        assert result["ended"] == {"found": 1, "names": ["step-1"]}, "the older checkpoint stays, the rest is removed"
+        check_lacking(result["lacking"])
+        check_copies(result["copies"])
 
 
 def check_damaged(result):
@@ -36,12 +42,12 @@ def check_damaged(result):
     assert_error(
         result["error"],
         "ConfigError",
-        r"none .* is whole: \S*step-2 \(model/model.safetensors: cannot be read.*step-1 \(trainer.json: has 2",
+        r"none .* is whole: \S*step-2 \(model/model-00001-\S+: cannot be read.*step-1 \(trainer.json: has 2",
     )
     assert result["names_after_error"] == ["step-1", "step-2"], "not renamed: the next attempt must not begin at step 0"
 
 
-def check_superseded(result, while_saving):
+def check_superseded(result, *while_saving):
     """Check that attempt 3 publishes nothing after attempt 4 took the fence, between two saves or during one."""
     for call in ("check", "save"):
         assert_error(
@@ -51,13 +57,15 @@ def check_superseded(result, while_saving):
         )
     assert result["names"] == ["step-1"], "a superseded attempt publishes nothing"
     assert_error(result["open"], "SupersededError", "")
-    assert_error(while_saving["error"], "SupersededError", r"superseded by attempt 4, held by pod uid uid-4")
-    assert while_saving["names"] == ["step-1"], "what was written is not published"
+    for one in while_saving:
+        assert_error(one["error"], "SupersededError", r"superseded by attempt 4, held by pod uid uid-4")
+        assert one["names"] == ["step-1"], "what was written is not published"
 
 
 def check_limited(result):
-    """Check saves while files of rank 1, then of rank 0, may not exceed 30,000 bytes, and a save without a limit."""
-    files = ("zero_pp_rank_1_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt")
+    """Check saves while files of rank 1, of rank 0 and of rank 1's thread may not exceed 30,000 bytes, and others."""
+    of_rank_1 = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    files = (of_rank_1, "mp_rank_00_model_states.pt", of_rank_1)
     for file, limit in zip(files, result["limits"], strict=True):
         assert_error(
             limit["error"],
@@ -65,7 +73,25 @@ def check_limited(result):
             rf"^storage.claimName: .*{file}: .*File too large. It needs about [\d,]+ bytes.*step-1",
         )
         assert (limit["names"], limit["found"]) == (["step-1"], 1), "the older checkpoint stays"
-    assert result["names_without_limit"] == ["step-2"], "the next save succeeds"
+    assert result["names_without_limit"] == [["step-2"], ["step-3"]], "the next saves succeed"
+
+
+def check_lacking(result):
+    assert not result["is_reserved"], "on no rank, since all have to wait for one"
+    lacks = r"on \S+, copies of 2 ranks take [\d,]+ bytes, and [\d,]+ bytes of memory are free"
+    assert re.fullmatch(lacks, result["message"])
+
+
+def check_copies(result):
+    """Check what is written of weights and states that are overwritten before the first byte of their copy is."""
+    for name, copied in result.items():
+        assert copied["files"] == ["trainer.json"], f"{name}: only the step differs"
+        assert copied["is_measured"], f"{name}: the memory is as large as the copy"
+        assert not copied["is_written"]
+        assert copied["lacking"] is None
+        assert copied["names"] == ["step-2"]
+        assert copied["same"], f"{name}: weights differ from those of the step"
+        assert copied["own"] or name == "lora", f"{name}: each rank writes files of the model"
 
 
 @pytest.fixture
@@ -130,19 +156,14 @@ def test_ranks_of_a_superseded_attempt_end_at_their_next_step_and_write_nothing(
     config["storage"] = {"checkpointEverySteps": 2, "keep": 1}
     ranks = start_training(config, 2)
     ranks.until(lambda: metrics.exists() and '"time/write"' in metrics.read_text())  # one was written meanwhile
-    assert any(json.loads(line).get("time/save", 0) > 0 for line in metrics.read_text().splitlines())
+    assert any(line.get("time/save", 0) > 0 for line in lines_of(metrics))
     Fence.take(run_dir, 1, "uid-of-its-successor")
     assert all(code not in (ExitCode.DONE, ExitCode.STOPPED, ExitCode.CONFIG_ERROR) for code in ranks.exit_codes())
     left = sorted(path.name for path in (run_dir / "checkpoints").iterdir() if not path.name.startswith("."))
     for rank in range(2):
-        message = json.loads((tmp_path / "train-uid" / f"state-{rank}" / "error.json").read_text())["message"][
-            "message"
-        ]
-        assert (
-            "attempt 0 of this job was superseded by attempt 1, held by pod uid uid-of-its-successor; "
-            "nothing was published"
-        ) in message
+        said = "attempt 0 of this job was superseded by attempt 1, held by pod uid uid-of-its-successor; nothing was"
+        assert said in ranks.error(rank)
     assert len(left) == 1
-    steps = len(metrics.read_text().splitlines())
+    steps = len(lines_of(metrics))
     # A save publishes the one before it first, so at most the last one is missing.
     assert steps - 3 <= int(left[0].removeprefix("step-")) <= steps

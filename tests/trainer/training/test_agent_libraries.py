@@ -5,7 +5,6 @@ of the tests, as verifiers wants an older openai than vLLM. verifiers needs `uv`
 what its program needs.
 """
 
-import gzip
 import json
 import os
 import socket
@@ -19,7 +18,7 @@ from grpo_spec.reports import ExitCode
 from support.paths import ROOT
 from support.trainer.gateway import Engine, config_of, play, start
 from support.trainer.rank_server import PYTHONPATH
-from support.trainer.trainings import make_config
+from support.trainer.trainings import lines_of, make_config
 
 pytestmark = pytest.mark.long
 VERIFIERS, OPENENV = "support.trainer.with_verifiers:play", "support.trainer.with_openenv:play"
@@ -118,10 +117,9 @@ def test_a_job_trains_on_both(start_training, tiny_model, tmp_path, port):
     assert ranks.exit_codes() == [ExitCode.DONE], ranks.logs()
     run_dir = tmp_path / "data" / "ns" / "job" / "uid"
     (journal,) = run_dir.glob("journal/*/*/*.gz")
-    with gzip.open(journal, "rt") as file:
-        groups = [json.loads(line) for line in file]
-    assert sorted(group["completions"][0]["episode"]["asked"][0]["content"][:2] for group in groups) == ["Hi", "I "]
-    line = json.loads((run_dir / "metrics.jsonl").read_text())
+    asked = [group["completions"][0]["episode"]["asked"][0]["content"][:2] for group in lines_of(journal)]
+    assert sorted(asked) == ["Hi", "I "]
+    (line,) = lines_of(run_dir / "metrics.jsonl")
     assert (line["episodes/lost"], line["rewards/own/unscored"]) == (0, 0)
     assert line["trained/sampling/sampling_logp_difference/max"] < 1e-3
     assert line["grad_norm"] > 0

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from support.families import FAMILIES, MASKED, make_model
 from support.trainer.tiny_model import make_tiny_tokenizer
-from support.trainer.trainings import make_config
+from support.trainer.trainings import lines_of, make_config
 
 pytestmark = pytest.mark.long
 
@@ -32,7 +28,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("family", KINDS.values(), ids=KINDS.keys())
-def test_a_job_trains_and_goes_on(start_training: Callable[..., Any], tmp_path: Path, family: str) -> None:
+def test_a_job_trains_and_goes_on(start_training, tmp_path, family):
     tokenizer = make_tiny_tokenizer()
     ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     make_model(family, **ids).save_pretrained(tmp_path / "model")
@@ -44,8 +40,7 @@ def test_a_job_trains_and_goes_on(start_training: Callable[..., Any], tmp_path: 
         config["training"]["maxSteps"] = steps
         ranks = start_training(config, 1)
         assert ranks.exit_codes() == [0], ranks.logs()
-    metrics = (tmp_path / "data" / "ns" / "job" / "uid" / "metrics.jsonl").read_text().splitlines()
-    taken = [json.loads(line) for line in metrics]
+    taken = lines_of(tmp_path / "data/ns/job/uid/metrics.jsonl")
     assert [step["step"] for step in taken] == [0, 1, 2]
     assert all(0 < step["grad_norm"] < math.inf and not step["skipped"] for step in taken)
     assert all(abs(step["trained/sampling/kl"]) < 1e-4 for step in taken), "it samples from what is trained"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from grpo_spec.reports import ExitCode
 from support.trainer.colours import LEARNT, make_rows
 from support.trainer.engines import Engines, make_contract, with_ranks
 from support.trainer.tiny_vision import make_tiny_vision
+from support.trainer.trainings import lines_of
 
 pytestmark = pytest.mark.vllm
 
@@ -40,10 +40,6 @@ def make_job(model: Path, rows: str, *, max_steps: int, **training: Any) -> dict
     }
 
 
-def lines(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def check_saved(run_dir: Path, step: int, model: Path, family: str) -> None:
     """Weights of the tower have changed, and transformers loads the model with its processor."""
     saved = run_dir / "checkpoints" / f"step-{step}" / "model"
@@ -58,17 +54,17 @@ def check_saved(run_dir: Path, step: int, model: Path, family: str) -> None:
     assert AutoModelForImageTextToText.from_pretrained(saved).config.model_type == family
 
 
-def test_a_model_learns_to_tell_colours_and_resumes_from_the_journal(start_training: Any, tmp_path: Path) -> None:
+def test_a_model_learns_to_tell_colours_and_resumes_from_the_journal(start_training, tmp_path):
     model, rows = make_tiny_vision(tmp_path / "model", "qwen2_5_vl"), make_rows(tmp_path / "rows")
     run_dir = tmp_path / "data" / "ns" / "job" / "uid"
     zero_3 = {"parallelism": {"zeroStage": 3}}
     ranks = start_training(make_job(model, rows, max_steps=4) | zero_3, 2)
     assert ranks.exit_codes() == [ExitCode.DONE] * 2, ranks.logs()
-    before = lines(run_dir)
+    before = lines_of(run_dir / "metrics.jsonl")
     shutil.rmtree(run_dir / "checkpoints" / "step-4")  # as if the ranks had been killed before they wrote it
     ranks = start_training(make_job(model, rows, max_steps=20) | zero_3, 2)
     assert ranks.exit_codes() == [ExitCode.DONE] * 2, ranks.logs()
-    after = lines(run_dir)
+    after = lines_of(run_dir / "metrics.jsonl")
     assert (before[2]["tokens_per_second"] > 0, after[2]["ranks/generated_tokens_per_second/max"]) == (True, 0), "known"
     for name in ("reward", "loss", "grad_norm", "trained/entropy"):
         assert [line[name] for line in after[:4]] == pytest.approx([line[name] for line in before], rel=1e-5, abs=1e-6)
@@ -86,7 +82,7 @@ def in_the_trainers_pod(contract: Contract, ranks: int) -> Contract:
     return Contract.model_validate(values)
 
 
-def test_engines_get_images_over_http_and_the_weights_of_the_tower(start_ranks: Any, tmp_path: Path) -> None:
+def test_engines_get_images_over_http_and_the_weights_of_the_tower(start_ranks, tmp_path):
     """First on a pod of their own; then next to two ranks, of which the first pushes weights for the second, too."""
     model, rows = make_tiny_vision(tmp_path / "model", "internvl"), make_rows(tmp_path / "rows")
     contract = make_contract(model, [(1, 1)])
@@ -103,7 +99,7 @@ def test_engines_get_images_over_http_and_the_weights_of_the_tower(start_ranks: 
             assert done.exit_codes() == [ExitCode.DONE] * ranks, done.logs()
     for one in (engines.contract.job.uid, "node-local"):
         run_dir = tmp_path / "data" / "ns" / "job" / one
-        steps = lines(run_dir)
+        steps = lines_of(run_dir / "metrics.jsonl")
         assert len(steps) == 3
         assert max(line["trained/sampling/sampling_logp_difference/max"] for line in steps) < 1e-4
         assert all(line["grad_norm"] > 0 for line in steps)

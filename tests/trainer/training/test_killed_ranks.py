@@ -68,7 +68,7 @@ def train(folder: Path, plan: list[tuple[int, str]]) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_job_whose_rank_is_killed_trains_as_one_whose_rank_is_not(tmp_path: Path) -> None:
+def test_a_job_whose_rank_is_killed_trains_as_one_whose_rank_is_not(tmp_path):
     plan = [(0, "Training"), (1, "Syncing"), (4, "Syncing"), (4, FORGETS), (6, "Saving"), (8, "Generating")]
     killed, whole = train(tmp_path / "killed", plan), train(tmp_path / "whole", [])
     assert [row["step"] for row in killed] == list(range(STEPS))

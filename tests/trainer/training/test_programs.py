@@ -3,15 +3,13 @@
 Two steps, of which the second is begun before the first has ended, and an evaluation.
 """
 
-import gzip
-import json
 import math
 
 import pytest
 from transformers import AutoTokenizer
 
 from grpo_spec.reports import ExitCode
-from support.trainer.trainings import make_config
+from support.trainer.trainings import lines_of, make_config
 
 LENGTH = 150
 # Of time, of the plan, or a number that each rank's reward draws.
@@ -25,11 +23,6 @@ OTHER = (
     "episodes/wait_seconds",
     "rewards/even/drawn",
 )
-
-
-def lines_of(path):
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        return [json.loads(line) for line in file]
 
 
 @pytest.mark.vllm

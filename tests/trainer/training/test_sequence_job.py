@@ -3,12 +3,10 @@
 Each continues as the other one began: its third step is trained after a checkpoint of the other kind.
 """
 
-import json
-
 import pytest
 
 from grpo_spec.reports import ExitCode
-from support.trainer.trainings import make_config
+from support.trainer.trainings import lines_of, make_config
 
 
 @pytest.mark.vllm
@@ -26,8 +24,7 @@ def test_a_job_whose_ranks_share_sequences_has_the_metrics_of_one_whose_ranks_do
             config["training"]["maxSteps"], config["parallelism"]["sequence"] = max_steps, size
             ranks = start_training(config, 2, uid=uid)
             assert ranks.exit_codes() == [ExitCode.DONE] * 2, ranks.logs()
-        lines = (tmp_path / "data" / "ns" / "job" / uid / "metrics.jsonl").read_text().splitlines()
-        curves[sequence] = [json.loads(line) for line in lines]
+        curves[sequence] = lines_of(tmp_path / "data/ns/job" / uid / "metrics.jsonl")
     timed = ("time", "tokens_per_second", "step_time", "ranks", "padding_fraction")  # or of the plan
     for alone, shared in zip(curves[1], curves[2], strict=True):
         assert alone["grad_norm"] > 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ Server first: its push leaves trained weights in the engine, so NodeLocal's firs
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tiny_model, tmp_path_factory):
     """The tiny model with larger weights in its layers: without them it repeats the last token, whatever the prompt."""
     folder = shutil.copytree(tiny_model, tmp_path_factory.mktemp("model") / "model")
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -39,7 +37,7 @@ def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contract]:
+def server(model, tmp_path_factory):
     """The contract of a running engine, with a trainer pod of one rank."""
     contract = make_contract(model, [(1, 1)])
     # The samples' log-probabilities are invented, so a correction would mask most sequences.
@@ -77,9 +75,7 @@ def placed(server: Contract, topology: Topology) -> Contract:
     return contract.model_copy(update={"config": config})
 
 
-def test_every_topology_samples_and_learns_the_same(
-    server: Contract, run_program: Callable[..., None], tmp_path: Path
-) -> None:
+def test_every_topology_samples_and_learns_the_same(server, run_program, tmp_path):
     results = {}
     for topology, ranks in RANKS.items():
         path = tmp_path / f"{topology}.json"

@@ -13,7 +13,7 @@ from grpo_spec.reports import ExitCode, Progress
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.storage.journal import read_lineage
 from support.trainer.object_storage import BUCKET
-from support.trainer.trainings import HUB_NAME, make_config
+from support.trainer.trainings import HUB_NAME, lines_of, make_config
 
 
 class Hub:
@@ -46,8 +46,13 @@ EVALUATION = {
 
 def curve(run_dir):
     timed = ("time", "tokens_per_second", "step_time", "ranks", "eval/")
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(run_dir / "metrics.jsonl")
     return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
+
+
+def progress_of(ranks):
+    """Return the progress that rank 0 has reported."""
+    return Progress.model_validate_json((ranks.state(0) / "progress.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(
     step = len(curve(stopped))
     assert step % (together * times) == 0, "it stopped inside a generation"
     assert {path.name for path in (stopped / "checkpoints").iterdir()} == {f"step-{step}", *best(stopped)}
-    progress = Progress.model_validate_json((tmp_path / "train-stopped" / "state-0" / "progress.json").read_text())
+    progress = progress_of(ranks)
     assert (progress.step, progress.checkpoint) == (step, f"ns/job/stopped/checkpoints/step-{step}")
 
     # A rank that is killed after a checkpoint leaves lines of later steps.
@@ -125,13 +130,13 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(
         for file in stopped.glob("exports/*/*"):
             assert (uploads / file.parent.name / file.name).read_bytes() == file.read_bytes(), file
         results = {one.metric_type: one.metric_value for one in exports[f"step-{step + 2}"].data.eval_results}
-        last = json.loads((stopped / "evaluations.jsonl").read_text().splitlines()[-1])
+        last = lines_of(stopped / "evaluations.jsonl")[-1]
         assert results["eval/reward"] == pytest.approx(last["eval/reward"])
     logged = EventAccumulator(str(stopped / "tensorboard")).Reload().Scalars("reward")
     assert [(event.step, event.value) for event in logged] == [
         (line["step"] + 1, pytest.approx(line["reward"])) for line in curve(stopped)
     ]
-    ranks = [json.loads(line) for line in (stopped / "ranks.jsonl").read_text().splitlines()]
+    ranks = lines_of(stopped / "ranks.jsonl")
     assert [line["step"] for line in ranks] == list(range(step + 2))
     for line, whole in zip(ranks, curve(stopped), strict=True):
         assert [rank["rank"] for rank in line["ranks"]] == [0, 1]
@@ -144,9 +149,9 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(
         sum(rank["sample_tokens"] for line in ranks[: at + 1] for rank in line["ranks"]) for at in range(step + 2)
     ]
     assert totals == [line["num_tokens"] for line in curve(stopped)]
-    last = json.loads(metrics.read_text().splitlines()[-1])
+    last = lines_of(metrics)[-1]
     assert 0 < last.get("time/offload", 0) < last["time/train"] if source == "folder" else "time/offload" not in last
-    completions = [json.loads(line) for line in (stopped / "completions.jsonl").read_text().splitlines()]
+    completions = lines_of(stopped / "completions.jsonl")
     assert {line["step"] for line in completions} == set(range(step + 2))
     assert all(1 <= line["extra"]["even"]["length"] <= 6 for line in completions)
     check_evaluations(stopped, max_steps=step + 2, length=together * times)
@@ -156,7 +161,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(
 
 def best(run_dir):
     """Return the name of the checkpoint of the best evaluation; nothing if that was made before the first step."""
-    lines = [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
+    lines = lines_of(run_dir / "evaluations.jsonl")
     step = max(lines, key=lambda line: line["eval/reward"])["step"]
     return {f"step-{step}"} if step else set()
 
@@ -166,7 +171,7 @@ def check_early_stop(start_training, config, tmp_path, env):
     config["evaluation"] = EVALUATION | {"metricForBestModel": "eval/num_prompts", "earlyStoppingPatience": 2}
     ranks = start_training(config, 1, uid="early", **env)
     assert ranks.exit_codes() == [ExitCode.DONE], ranks.logs()
-    progress = Progress.model_validate_json((tmp_path / "train-early" / "state-0" / "progress.json").read_text())
+    progress = progress_of(ranks)
     assert (progress.step, progress.checkpoint_step, progress.phase) == (8, 8, "Done")
     folder = tmp_path / "data" / progress.export.path
     assert (folder.parent.name, folder.name) == ("exports", "step-8")
@@ -177,26 +182,18 @@ def check_early_stop(start_training, config, tmp_path, env):
 
 def check_evaluations(run_dir, *, max_steps, length):
     """Each was made once, also where the run stopped; nothing else of the run differs from one without (`curve`)."""
-    lines = [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
+    lines = lines_of(run_dir / "evaluations.jsonl")
     due = [step for step in range(length, max_steps, length) if step // 3 > (step - length) // 3]
     assert [line["step"] for line in lines] == [0, *due, max_steps]
     assert {line["eval/num_prompts"] for line in lines} == {5}
     assert all(line["eval/rewards/even/best@2"] >= line["eval/rewards/even/mean"] for line in lines)
     assert lines[0]["eval/rewards/even/mean"] != lines[-1]["eval/rewards/even/mean"], "it samples with new weights"
-    with_reward = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    found = {line["step"] + 1: line["eval/reward"] for line in with_reward if "eval/reward" in line}
+    metrics = lines_of(run_dir / "metrics.jsonl")
+    found = {line["step"] + 1: line["eval/reward"] for line in metrics if "eval/reward" in line}
     assert set(found) <= {line["step"] for line in lines}
     assert all(found.get(line["step"], line["eval/reward"]) == line["eval/reward"] for line in lines)
     logged = EventAccumulator(str(run_dir / "tensorboard")).Reload().Scalars("eval/reward")
     assert [event.step for event in logged] == [line["step"] for line in lines]
-
-
-def test_a_missing_model_is_a_config_error_that_names_the_field(start_training, tmp_path):
-    ranks = start_training(make_config(tmp_path / "nowhere", max_steps=1), 1)
-    assert ranks.exit_codes() == [ExitCode.CONFIG_ERROR]
-    message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
-    assert "model.path" in message
-    assert "nowhere" in message
 
 
 def test_steps_that_are_not_finite_are_reported_and_end_the_run_with_its_weights_saved(
@@ -210,13 +207,11 @@ def test_steps_that_are_not_finite_are_reported_and_end_the_run_with_its_weights
     config["training"] |= {"scaleRewards": "none", "maxSkippedSteps": 1}
     ranks = start_training(config, 1)
     assert ranks.exit_codes() == [ExitCode.NOT_FINITE], ranks.logs()
-    state_dir, run_dir = tmp_path / "train-uid" / "state-0", tmp_path / "data" / "ns" / "job" / "uid"
-    message = json.loads((state_dir / "error.json").read_text())["message"]["message"]
-    assert "NotFiniteError: 2 steps in a row had no effect" in message
-    assert "training.maxSkippedSteps is 1" in message
+    run_dir = tmp_path / "data/ns/job/uid"
+    assert "NotFiniteError: 2 steps in a row had no effect" in ranks.error()
+    assert "training.maxSkippedSteps is 1" in ranks.error()
     assert [(line["skipped"], line["skipped_steps"]) for line in curve(run_dir)] == [(1, 1), (1, 2)]
-    progress = Progress.model_validate_json((state_dir / "progress.json").read_text())
-    assert [warning.reason for warning in progress.warnings] == ["NotFinite"]
+    assert [warning.reason for warning in progress_of(ranks).warnings] == ["NotFinite"]
     saved = load_file(run_dir / "checkpoints" / "step-2" / "model" / "model.safetensors")
     assert all(weight.equal(saved[name]) for name, weight in load_file(tiny_model / "model.safetensors").items())
 
@@ -234,9 +229,9 @@ def check_other_rows(start_training, config, tmp_path, rows):
     config["storage"]["resumeFrom"] = "ns/job/uid"
     other = start_training(config, 1, uid="other")
     assert again.exit_codes() == [ExitCode.CONFIG_ERROR], again.logs()
-    message = json.loads((tmp_path / "train-uid" / "state-0" / "error.json").read_text())["message"]["message"]
-    assert f"dataset.path: {rows} has changed since the run began: 7 rows instead of 10, fingerprint " in message
-    assert "create a job with storage.resumeFrom: ns/job/uid" in message
+    changed = f"dataset.path: {rows} has changed since the run began: 7 rows instead of 10, fingerprint "
+    assert changed in again.error()
+    assert "create a job with storage.resumeFrom: ns/job/uid" in again.error()
     assert other.exit_codes() == [ExitCode.DONE], other.logs()
     saved = tmp_path / "data" / "ns" / "job" / "other" / "checkpoints" / "step-3" / "trainer.json"
     data = json.loads(saved.read_text())["data"]["dataset"]
@@ -256,13 +251,8 @@ def test_a_row_that_preprocess_cannot_use_is_a_config_error_on_all_ranks_at_its_
     ranks = start_training(config, 2)
     assert ranks.exit_codes() == [ExitCode.CONFIG_ERROR] * 2, ranks.logs()
     for rank in range(2):
-        message = json.loads((tmp_path / "train-uid" / f"state-{rank}" / "error.json").read_text())["message"][
-            "message"
-        ]
-        assert (
-            f"dataset.preprocess: user_rows:spoils of row {at_step_2_on_rank_1} raised ValueError: this one is spoilt"
-            in message
-        )
+        said = f"user_rows:spoils of row {at_step_2_on_rank_1} raised ValueError: this one is spoilt"
+        assert f"dataset.preprocess: {said}" in ranks.error(rank)
     run_dir = tmp_path / "data" / "ns" / "job" / "uid"
     assert [(line["step"], line["loss/distance"]) for line in curve(run_dir)] == [(0, 0.0), (1, 0.0)]
-    assert json.loads((run_dir / "completions.jsonl").read_text().splitlines()[0])["prompt"].startswith("Please: ")
+    assert lines_of(run_dir / "completions.jsonl")[0]["prompt"].startswith("Please: ")

@@ -17,7 +17,7 @@ from grpo_workload.algorithm.advantage import group_advantages, step_advantages
 from grpo_workload.algorithm.loss import LossScale, grpo_loss, token_means
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.reuse import batch_of
-from grpo_workload.algorithm.samples import Completion, Episode, Prompt, Sample
+from grpo_workload.algorithm.samples import Episode, Prompt
 from grpo_workload.algorithm.step_plan import EpisodeFact, Fact, plan
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.loss.batch_loss import batch_loss
@@ -29,12 +29,14 @@ from grpo_workload.rewards.table import tabulate
 from grpo_workload.training.rollout import Generation, Rollout
 from grpo_workload.training.step_metrics import summarise
 from grpo_workload.training.work import prepare
+from support.trainer.samples import make_sample
 
 GENERATIONS = 4
 NUM_SEQUENCES = 8
 MAX_COMPLETION_LENGTH = 9
 TEMPERATURE = 0.7
 EOS = 2
+CLIP_MAX = 1.2
 # Some completions are scored by one function only, one by none.
 VALUES = {
     "first": [1.0, 0.0, 0.5, None, None, None, None, 0.25],
@@ -51,16 +53,25 @@ def second(**kwargs):
     return VALUES["second"]
 
 
+REWARDS = [
+    Reward(name=name, weight=weight, scorer=Function(lambda prompts, completions, name=name: VALUES[name]))
+    for name, weight in zip(VALUES, WEIGHTS, strict=True)
+]
+
+
 @pytest.fixture
 def make_trainer(tiny_model, tmp_path, monkeypatch):
     # TRL imports any vLLM that is installed, even an unsupported version; the test needs none.
     monkeypatch.setattr(import_utils, "is_vllm_available", lambda min_version=None: False)
     from trl import GRPOConfig, GRPOTrainer
 
-    def make(**options) -> GRPOTrainer:
+    def make(correction="none", **options):
+        corrects = correction != "none"
+        options |= {"vllm_importance_sampling_mode": correction} if corrects else {}
         config = GRPOConfig(
             output_dir=str(tmp_path),
             per_device_train_batch_size=options.pop("per_device_train_batch_size", NUM_SEQUENCES),
+            vllm_importance_sampling_clip_max=CLIP_MAX,
             num_generations=GENERATIONS,
             max_completion_length=MAX_COMPLETION_LENGTH,
             temperature=TEMPERATURE,
@@ -76,13 +87,14 @@ def make_trainer(tiny_model, tmp_path, monkeypatch):
         trainer = GRPOTrainer(model=str(tiny_model), reward_funcs=[first, second], args=config, train_dataset=dataset)
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction = corrects
         return trainer
 
     return make
 
 
 @pytest.fixture(scope="module")
-def samples() -> list[Sample]:
+def samples():
     generator = torch.Generator().manual_seed(3)
 
     def ids(length):
@@ -93,15 +105,8 @@ def samples() -> list[Sample]:
     for index, advantage in enumerate(advantages):
         is_cut = index == 5
         tokens = ids(MAX_COMPLETION_LENGTH) if is_cut else (*ids(index + 1), EOS)[-MAX_COMPLETION_LENGTH:]
-        completion = Completion(
-            token_ids=tokens,
-            logprobs=(0.0,) * len(tokens),
-            text="",
-            finish_reason="length" if is_cut else "stop",
-            weight_version=0,
-        )
-        prompt = Prompt(index=index, text="", token_ids=ids(3 + index % 4))
-        result.append(Sample(prompt=prompt, completion=completion, reward=1.0, advantage=advantage))
+        ends = {"finish_reason": "length" if is_cut else "stop", "logprobs": (0.0,) * len(tokens)}
+        result.append(make_sample(ids(3 + index % 4), tokens, index=index, advantage=advantage, **ends))
     return result
 
 
@@ -125,8 +130,7 @@ def samples() -> list[Sample]:
 )
 def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, options, beta, correction):
     options = {"beta": beta} | options
-    trainer = make_trainer(**options)
-    trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, correction != "none"
+    trainer = make_trainer(correction, **options)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     head, whole = LogprobHead(model, trains_entropy="entropy_coef" in options), micro_batch(samples)
     scale = LossScale(num_sequences=NUM_SEQUENCES, num_tokens=int(whole.mask_BC.sum()))
@@ -140,9 +144,9 @@ def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, options, b
 
     # Wide enough to clip ratios on both sides and to mask sequences.
     old, ref, sampling = noisy(0.4), noisy(0.4), noisy(0.3)
-    weights = mismatch.weights(mismatch.log_ratios(old, sampling, whole.mask_BC), correction, None, 1.2)
+    weights = mismatch.weights(mismatch.log_ratios(old, sampling, whole.mask_BC), correction, None, CLIP_MAX)
     if weights is not None:
-        assert 0 < (weights == (1.2 if correction == "token_truncate" else 0)).sum() < weights.numel()
+        assert 0 < (weights == (CLIP_MAX if correction == "token_truncate" else 0)).sum() < weights.numel()
     inputs = padded(samples) | {
         "advantages": whole.advantages_B,
         "old_per_token_logps": old,
@@ -151,7 +155,6 @@ def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, options, b
         "num_items_in_batch": whole.mask_BC.sum(),
     }
     expected = trainer._compute_loss(trainer.model, inputs)
-    expected.backward()
 
     logprobs, entropy, _ = head.per_token(model, whole, TEMPERATURE)
     if "top_entropy_quantile" in options:
@@ -171,13 +174,7 @@ def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, options, b
         entropy_BT=entropy,
         weights_BT=weights,
     )
-    output.loss.backward()
-
-    assert output.loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    theirs = dict(trainer.model.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter.grad, theirs[name].grad, atol=1e-5), name
-    assert max(parameter.grad.abs().max() for parameter in model.parameters()) > 1e-3
+    compare(trainer, expected, model, output.loss)
     means = token_means({name: value.item() for name, value in output.metrics.items()}, scale.num_tokens)
     # TRL runs the model on every completion, as here.
     means["entropy"] = means.pop("trained/entropy")
@@ -185,44 +182,6 @@ def test_loss_gradient_and_metrics(make_trainer, tiny_model, samples, options, b
     logged = trainer._metrics["train"]
     assert means == {name: pytest.approx(logged[name][0], abs=1e-5) for name in means}
     assert {name for name in logged if name in ("kl", "cispo_clip_ratio") or name.endswith("_mean")} <= means.keys()
-
-
-def test_the_off_policy_mask(make_trainer, tiny_model, samples):
-    trainer = make_trainer(beta=0.04, off_policy_mask_threshold=0.05)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    head, whole = LogprobHead(model), micro_batch(samples)
-    with torch.no_grad():
-        old = head.per_token(model, whole, TEMPERATURE)[0]
-    ref = old + 0.1
-    sampling = old + torch.linspace(-0.2, 0.2, NUM_SEQUENCES).unsqueeze(1)  # drifts of whole sequences
-    inputs = padded(samples) | {
-        "advantages": whole.advantages_B,
-        "old_per_token_logps": old,
-        "ref_per_token_logps": ref,
-        "sampling_per_token_logps": sampling,
-        "num_items_in_batch": whole.mask_BC.sum(),
-    }
-    expected = trainer._compute_loss(trainer.model, inputs)
-    expected.backward()
-
-    training = TrainingConfig(
-        beta=0.04,
-        off_policy_mask_threshold=0.05,
-        importance_sampling_correction="none",
-        max_completion_length=MAX_COMPLETION_LENGTH,
-    )
-    whole = replace(whole, sampling_logprobs_BC=sampling.masked_fill(whole.mask_BC == 0, 0.0))
-    scale = LossScale(num_sequences=NUM_SEQUENCES, num_tokens=int(whole.mask_BC.sum()))
-    known = head.per_token(model, whole, TEMPERATURE)
-    output, _ = batch_loss(known, whole, training, scale=scale, ref_logprobs_BT=ref)
-    output.loss.backward()
-    assert output.loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    theirs = dict(trainer.model.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter.grad, theirs[name].grad, atol=1e-5), name
-    masked = output.metrics["trained/sampling/off_policy_mask/masked_fraction"]
-    negative = (whole.mask_BC.sum(dim=1) * (whole.advantages_B < 0)).sum()
-    assert 0 < masked < negative, "some of those with a negative advantage"
 
 
 @pytest.mark.parametrize(
@@ -235,14 +194,10 @@ async def test_advantages_and_reward_metrics(make_trainer, samples, scale_reward
     completion_ids = [list(sample.completion.token_ids) for sample in samples]
     # Sampling is not under test.
     monkeypatch.setattr(trainer, "_generate_single_turn", lambda *args: (completion_ids, None))
-    inputs = [{"prompt": text} for text in ("ab", "abcd") for _ in range(GENERATIONS)]
+    inputs = [{"prompt": prompt.text} for prompt in prompts_of(trainer)]
     expected = trainer._generate_and_score_completions(inputs)
 
-    rewards = [
-        Reward(name=name, weight=weight, scorer=Function(lambda prompts, completions, name=name: VALUES[name]))
-        for name, weight in zip(VALUES, WEIGHTS, strict=True)
-    ]
-    table = await score(rewards, [sample.prompt for sample in samples], [sample.completion for sample in samples])
+    table = await score(REWARDS, [sample.prompt for sample in samples], [sample.completion for sample in samples])
     training = TrainingConfig(num_generations=GENERATIONS, **options)
     advantages = step_advantages(table.totals, table.values, WEIGHTS, [1] * NUM_SEQUENCES, training)
     assert advantages == pytest.approx(expected["advantages"].tolist(), abs=1e-5)
@@ -276,6 +231,7 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
     common = {"loss_type": loss_type, "epsilon": 0.05, "learning_rate": 3e-3, "num_iterations": 2, "max_steps": 4}
     common["weight_decay"] = 0.5
     trainer = make_trainer(
+        correction,
         **common,
         per_device_train_batch_size=GENERATIONS,
         steps_per_generation=2,
@@ -283,22 +239,11 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
         shuffle_dataset=False,
         save_strategy="no",
         logging_steps=1,
-        vllm_importance_sampling_clip_max=1.2,
-        **({} if correction == "none" else {"vllm_importance_sampling_mode": correction}),
     )
-    trainer.use_vllm, trainer.vllm_importance_sampling_correction = correction != "none", correction != "none"
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     head = LogprobHead(model)
-    rewards = [
-        Reward(name=name, weight=weight, scorer=Function(lambda prompts, completions, name=name: VALUES[name]))
-        for name, weight in zip(VALUES, WEIGHTS, strict=True)
-    ]
-    prompts = [
-        Prompt(index=0, text=text, token_ids=tuple(trainer.processing_class(text)["input_ids"]))
-        for text in ("ab", "abcd")
-        for _ in range(GENERATIONS)
-    ]
-    table = await score(rewards, prompts, [sample.completion for sample in samples])
+    prompts = prompts_of(trainer)
+    table = await score(REWARDS, prompts, [sample.completion for sample in samples])
     advantages = group_advantages(table.totals, GENERATIONS, "group")
     own = [
         replace(sample, prompt=prompt, advantage=advantage)
@@ -332,7 +277,7 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
         max_completion_length=MAX_COMPLETION_LENGTH,
         temperature=TEMPERATURE,
         importance_sampling_correction=correction,
-        importance_sampling_clip_max=1.2,
+        importance_sampling_clip_max=CLIP_MAX,
         per_device_train_batch_size=3,
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=0.0)
@@ -379,23 +324,16 @@ async def test_steps_that_share_a_generation(make_trainer, tiny_model, samples, 
         ({"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.02}, "sequence_truncate"),
         ({"loss_type": "dr_grpo", "entropy_coef": 0.05, "top_entropy_quantile": 0.4}, "token_mask"),
         ({"loss_type": "cispo", "epsilon_high": 1.1, "beta": 0.04}, "none"),
-        ({"loss_type": "bnpo", "off_policy_mask_threshold": 0.02}, "sequence_mask"),
+        ({"loss_type": "bnpo", "off_policy_mask_threshold": 0.02, "beta": 0.04}, "sequence_mask"),
+        ({"loss_type": "grpo", "off_policy_mask_threshold": 0.02}, "none"),
     ],
     ids=lambda one: one if isinstance(one, str) else one["loss_type"],
 )
 def test_conversations_with_tools(make_trainer, tiny_model, samples, monkeypatch, options, correction):
     """TRL generates, with only its sampling and its calls of tools scripted, and trains on its own `tool_mask`."""
-    trainer = make_trainer(
-        **options,
-        vllm_importance_sampling_clip_max=1.2,
-        **({} if correction == "none" else {"vllm_importance_sampling_mode": correction}),
-    )
-    trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, correction != "none"
+    trainer = make_trainer(correction, **options)
     trainer.tools = [print]
-    texts = [text for text in ("ab", "abcd") for _ in range(GENERATIONS)]
-    prompts = [
-        Prompt(index=0, text=text, token_ids=tuple(trainer.processing_class(text)["input_ids"])) for text in texts
-    ]
+    prompts = prompts_of(trainer)
     generator = torch.Generator().manual_seed(11)
     own = [
         replace(sample, prompt=prompt, completion=conversation(sample.completion, number, generator))
@@ -415,20 +353,20 @@ def test_conversations_with_tools(make_trainer, tiny_model, samples, monkeypatch
     masks = [[int(place in one.completion.own_places) for place in range(len(one.completion.token_ids))] for one in own]
     calls = [sum(one.completion.episode.num_calls for one in own), 2]
     monkeypatch.setattr(trainer, "_generate_single_turn", lambda *args: answers)
+    texts = [prompt.text for prompt in prompts]
     monkeypatch.setattr(
         trainer, "_tool_call_loop", lambda *args: (masks, texts, *answers, *calls, [[]] * NUM_SEQUENCES)
     )
     # Not every conversation ends by itself.
     inputs = trainer._generate_and_score_completions([{"prompt": text} for text in texts])
-    logged = trainer._metrics["train"]
-    logged = {name: values[-1] for name, values in logged.items()}
+    logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
 
     training = TrainingConfig(
         **options,
         num_generations=GENERATIONS,
         max_completion_length=MAX_COMPLETION_LENGTH,
         importance_sampling_correction=correction,
-        importance_sampling_clip_max=1.2,
+        importance_sampling_clip_max=CLIP_MAX,
     )
     own = [replace(one, advantage=advantage) for one, advantage in zip(own, inputs["advantages"].tolist(), strict=True)]
     whole, made = micro_batch(own), plan([[fact(one) for one in own]], training)
@@ -436,18 +374,13 @@ def test_conversations_with_tools(make_trainer, tiny_model, samples, monkeypatch
     if correction != "none":
         theirs = inputs["importance_sampling_ratio"]
         ratios = mismatch.log_ratios(exact_BC, whole.sampling_logprobs_BC, whole.mask_BC)
-        ours = mismatch.weights(ratios, correction, None, 1.2)
+        ours = mismatch.weights(ratios, correction, None, CLIP_MAX)
         sums, largest = mismatch.tally(ratios, ours, whole.mask_BC)
         described = mismatch.describe(sums, largest, made.scale.num_tokens)
-        for name in (
-            "importance_sampling_ratio/min",
-            "importance_sampling_ratio/mean",
-            "importance_sampling_ratio/max",
-        ):
+        names = [f"importance_sampling_ratio/{which}" for which in ("min", "mean", "max")]
+        for name in (*names, "sampling_logp_difference/mean", "sampling_logp_difference/max"):
             assert described[f"trained/sampling/{name}"] == pytest.approx(logged[f"sampling/{name}"], abs=1e-5), name
-        for name in ("sampling_logp_difference/mean", "sampling_logp_difference/max"):
-            assert described[f"trained/sampling/{name}"] == pytest.approx(logged[f"sampling/{name}"], abs=1e-5), name
-        assert (theirs == 1.2).any() or (theirs == 0).any()
+        assert (theirs == CLIP_MAX).any() or (theirs == 0).any()
 
     with torch.no_grad():  # the policy has moved since
         for mine, other in zip(model.parameters(), trainer.model.parameters(), strict=True):
@@ -457,22 +390,19 @@ def test_conversations_with_tools(make_trainer, tiny_model, samples, monkeypatch
     ref_BC = exact_BC if "beta" in options else None  # TRL's reference is the model that the trainer began with
     inputs.setdefault("old_per_token_logps", scattered(exact_BC, masks))
     expected = trainer._compute_loss(trainer.model, inputs)
-    expected.backward()
 
     batch, scale = replace(whole, old_logprobs_BC=exact_BC), made.scale
     known = head.per_token(model, batch, TEMPERATURE)
     if "top_entropy_quantile" in options:
         scale = replace(scale, entropy_cut=find_cut(known.entropy_BT[whole.mask_BC > 0], 0.4))
     output, _ = batch_loss(known, batch, training, scale=scale, ref_logprobs_BT=ref_BC)
-    output.loss.backward()
-    assert output.loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    gradients = dict(trainer.model.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter.grad, gradients[name].grad, atol=1e-5), name
-    assert max(parameter.grad.abs().max() for parameter in model.parameters()) > 1e-3
+    compare(trainer, expected, model, output.loss)
     means = token_means({name: value.item() for name, value in output.metrics.items()}, scale.num_tokens)
     means["entropy"] = means.pop("trained/entropy")
-    means.pop("trained/sampling/off_policy_mask/masked_fraction", None)
+    if "off_policy_mask_threshold" in options:
+        negative = (whole.mask_BC.sum(dim=1) * (whole.advantages_B < 0)).sum() / scale.num_tokens
+        masked = means.pop("trained/sampling/off_policy_mask/masked_fraction")
+        assert 0 < masked < negative, "some of those with a negative advantage"
     found = {name: values[0] for name, values in trainer._metrics["train"].items()}
     assert means == {name: pytest.approx(found[name], abs=1e-5) for name in means}
 
@@ -492,6 +422,26 @@ def test_conversations_with_tools(make_trainer, tiny_model, samples, monkeypatch
         name: pytest.approx(logged[name], abs=1e-5) for name in counted
     }
     assert {"tools/call_frequency", "tools/failure_frequency"} < counted
+
+
+def compare(trainer, expected, model, loss):
+    """Compare the loss and the gradients of TRL's trainer with those of the same model."""
+    expected.backward()
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    theirs = dict(trainer.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, theirs[name].grad, atol=1e-5), name
+    assert max(parameter.grad.abs().max() for parameter in model.parameters()) > 1e-3
+
+
+def prompts_of(trainer):
+    """Return the prompt of each sequence."""
+    return [
+        Prompt(index=0, text=text, token_ids=tuple(trainer.processing_class(text)["input_ids"]))
+        for text in ("ab", "abcd")
+        for _ in range(GENERATIONS)
+    ]
 
 
 def conversation(completion, number, generator):

@@ -1,7 +1,4 @@
-"""Asserts what becomes of prompts that are too long, and that a restart or other ranks change no step's prompts.
-
-That a step ends with the same message on all ranks: tests/trainer/launcher/test_faults.py.
-"""
+"""Asserts what becomes of prompts that are too long, and that a restart or other ranks change no step's prompts."""
 
 import logging
 import pickle
@@ -12,10 +9,11 @@ from hypothesis import strategies as st
 
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data import scan as scanning
-from grpo_workload.data.overlong import PromptLimit
+from grpo_workload.data.overlong import PromptLimit, prompt_limit
 from grpo_workload.data.prompt_maker import PromptError
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.data.scan import scan
+from support.trainer.step_settings import bare_settings
 
 LIMIT = 10
 
@@ -66,6 +64,12 @@ MESSAGE = (
     r"prompt 2 of the dataset has 11 tokens; generation.maxModelLen less training.maxCompletionLength leaves 10: set "
     r"dataset.overlongPrompts to skip or truncate"
 )
+
+
+def test_a_prompt_leaves_room_for_its_completion():
+    generation, training = {"engine": "Transformers", "maxModelLen": 128}, {"maxCompletionLength": 6}
+    config = bare_settings("nowhere", "float32", generation=generation, training=training)
+    assert prompt_limit(config, config.dataset) == PromptLimit(122, "generation.maxModelLen", "error")
 
 
 def test_by_default_the_scan_finds_the_row_and_so_does_its_step():

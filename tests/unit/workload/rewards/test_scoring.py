@@ -205,6 +205,13 @@ async def test_functions_run_concurrently():
     assert (await score(rewards, [make_prompt()], [make_completion()])).totals == [4.0]
 
 
+async def test_a_function_that_hangs_is_named_when_its_seconds_are_over_and_is_not_waited_for():
+    hangs = Function(lambda prompts, completions: threading.Event().wait())
+    reward = Reward(name="mine", weight=1, scorer=hangs, timeout_seconds=0.2)
+    with pytest.raises(RewardError, match=r"rewards\[mine\] was not done with 1 completion within 0.2 s"):
+        await score([reward], [make_prompt()], [make_completion()])
+
+
 async def test_the_interpreter_is_watched_while_any_reward_but_accuracy_scores(monkeypatch):
     """Also one that limits itself, as a user's function in a process of its own does."""
     watched = []

@@ -11,7 +11,7 @@ from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.reuse import batch_of, batches_from
 from grpo_workload.ranks.clock import Clock
-from grpo_workload.rewards.scorer import Function
+from grpo_workload.rewards.scorer import Function, RewardError
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.journal import begin_branch, read_lineage
 from grpo_workload.training.rollout import Generation, Rollout, roll_out
@@ -95,6 +95,32 @@ def test_a_journalled_group_is_used_again_only_where_it_is_what_the_job_would_sa
     num_generations = of_job.get("num_generations", 2)
     assert rows(rollout) == [0] * num_generations + [1] * num_generations
     assert {sample.prompt.token_ids for sample in rollout.samples} == {(0, 0), (0, 1)}
+
+
+def test_an_attempt_whose_reward_fails_journals_nothing_and_the_next_one_asks_it_of_groups_that_are_missing_alone(
+    tmp_path: Path,
+) -> None:
+    asked: list[int] = []
+
+    def scores(prompts: list[Any], completions: list[Any]) -> list[float]:
+        asked.append(len(completions))
+        return [1.0 / (len(asked) - 1)] * len(completions)
+
+    parts = {"rewards": [Reward(name="one", weight=1.0, scorer=Function(scores))]}
+    run = make_run(tmp_path, Sampled(), parts=parts)
+    with pytest.raises(RewardError, match=r"rewards\[one\] raised ZeroDivisionError"):
+        roll_out(run, 0, Clock())
+    run.journal.close()
+    assert list(read_lineage(tmp_path)) == []
+    run = make_run(tmp_path, Sampled(), parts=parts)
+    roll_out(run, 0, Clock())
+    run.journal.close()
+    _, (first, _) = begin_branch(tmp_path, attempt=1, step=0)
+    resumed = make_run(tmp_path, Sampled(), known=(first,), parts=parts)
+    rollout = roll_out(resumed, 0, Clock()).rollouts[0]
+    assert asked == [4, 4, 2]
+    assert [sample.reward for sample in rollout.samples] == [1.0, 1.0, 0.5, 0.5]
+    resumed.journal.close()
 
 
 def generations(run: Run, first: int = 0) -> list[Generation]:
