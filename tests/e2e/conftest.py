@@ -38,7 +38,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session")
-def devcluster() -> Iterator[Cluster]:
+def devcluster():
     """The machine's cluster: node-a has two GPUs, node-b one. A cluster that runs already is used and left running."""
     cluster = Cluster()
     was_running = cluster.running()
@@ -49,18 +49,18 @@ def devcluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def cluster(devcluster: Cluster) -> Path:
+def cluster(devcluster):
     """Kubeconfig of the cluster."""
     return devcluster.kubeconfig
 
 
 @pytest.fixture(scope="session")
-def kubectl(cluster: Path) -> Kubectl:
+def kubectl(cluster):
     return reads.Kubectl(cluster)
 
 
 @pytest.fixture(scope="session")
-def operator(devcluster: Cluster) -> None:
+def operator(devcluster):
     """The operator, installed by its chart from the image of this checkout."""
     archive = images.build_operator()
     devcluster.load(archive)
@@ -68,7 +68,7 @@ def operator(devcluster: Cluster) -> None:
 
 
 @pytest.fixture
-def namespace(cluster: Path, kubectl: Kubectl) -> Iterator[str]:
+def namespace(cluster, kubectl):
     """A namespace for one test."""
     yield from _namespace(cluster, kubectl)
 
@@ -85,13 +85,13 @@ def _namespace(cluster: Path, kubectl: Kubectl) -> Iterator[str]:
 
 
 @pytest.fixture
-def job(operator: None, kubectl: Kubectl, cluster: Path, namespace: str) -> JobOnCluster:
+def job(operator, kubectl, cluster, namespace):
     """The job of one test, in its own namespace, with an operator at work."""
     return JobOnCluster(kubectl, cluster, namespace)
 
 
 @pytest.fixture(scope="module")
-def module_job(operator: None, kubectl: Kubectl, cluster: Path) -> Iterator[JobOnCluster]:
+def module_job(operator, kubectl, cluster):
     """The job that all tests of a module share: starting one takes most of a test's time."""
     for name in _namespace(cluster, kubectl):
         yield JobOnCluster(kubectl, cluster, name)

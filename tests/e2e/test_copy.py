@@ -51,7 +51,7 @@ def _grpo(job: JobOnCluster, *args: str) -> str:
     return said
 
 
-def test_the_tutorial_does_what_it_says(job: JobOnCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tutorial_does_what_it_says(job, tmp_path, capsys):
     page = Tutorial(job, tmp_path, COMMANDS)
     page.through("grpo cp")
     data = storage.claim_path(job.kubeconfig, job.namespace, "sums")

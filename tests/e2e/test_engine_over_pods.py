@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from grpo_devcluster.progress import wait_until
-from support.cluster.jobs_on_cluster import JobOnCluster
 from support.cluster.survivors import REWARDS, Survivor
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(900)]
@@ -33,7 +32,7 @@ TRAINING: dict[str, Any] = {
 }
 
 
-def test_a_killed_follower_is_named_and_its_engine_alone_is_replaced(job: JobOnCluster) -> None:
+def test_a_killed_follower_is_named_and_its_engine_alone_is_replaced(job):
     survivor = Survivor(job)
     pods = {"podTemplate": {"affinity": {"podAntiAffinity": APART}}}
     engine = {"name": "w", "gpus": 1, "replicas": 2, "podsPerEngine": 2} | pods

@@ -52,7 +52,7 @@ def _environments(factory: str) -> dict[str, Any]:
     return {"environments": [{"name": "game", "factory": factory, "memoryLimit": "2Gi"}]}
 
 
-def test_a_deleted_pod_costs_no_attempt_and_a_wrong_module_ends_the_job(job: JobOnCluster) -> None:
+def test_a_deleted_pod_costs_no_attempt_and_a_wrong_module_ends_the_job(job):
     job("apply", "-f", "-", stdin=json.dumps(CODE))
     data = job.apply(
         device={"type": "cpu"},

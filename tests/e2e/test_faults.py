@@ -8,13 +8,11 @@ test_more_faults.py has more faults, for `make test-long`.
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from grpo_devcluster.progress import wait_until
-from support.cluster.jobs_on_cluster import JobOnCluster
 from support.cluster.surface import check_surface
 from support.cluster.survivors import Survivor
 
@@ -22,7 +20,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
-def survivor(module_job: JobOnCluster) -> Iterator[Survivor]:
+def survivor(module_job):
     made = Survivor(module_job)
     # Without a back-off a restart in place is over in a second.
     made.apply(failurePolicy={"backoffSeconds": 3, "maxRestarts": 20, "restartStrategy": "InPlace"})
@@ -31,11 +29,11 @@ def survivor(module_job: JobOnCluster) -> Iterator[Survivor]:
     made.report()
 
 
-def test_the_command_line_shows_a_job_that_trains(survivor: Survivor) -> None:
+def test_the_command_line_shows_a_job_that_trains(survivor):
     check_surface(survivor.job)
 
 
-def test_ranks_whose_network_is_cut_end_and_publish_nothing_beside_the_next_attempt(survivor: Survivor) -> None:
+def test_ranks_whose_network_is_cut_end_and_publish_nothing_beside_the_next_attempt(survivor):
     """Rank 0's pod reaches only the storage. The last test would see steps that two attempts have published."""
     with survivor.recovers("the network of a pod cut", "PeerLost"):
         _cut_network(survivor.job.get_pod("tiny-a-0")["metadata"]["uid"])
@@ -43,7 +41,7 @@ def test_ranks_whose_network_is_cut_end_and_publish_nothing_beside_the_next_atte
     assert "has not answered for" in failure["message"], failure
 
 
-def test_a_killed_rank_is_named_and_another_operator_goes_on_with_the_restart_in_place(survivor: Survivor) -> None:
+def test_a_killed_rank_is_named_and_another_operator_goes_on_with_the_restart_in_place(survivor):
     job, where = survivor.job, ("-n", "grpo-system")
     before = survivor.status()
     leader = job.kubectl("get", "lease", "grpo-operator", *where, "-o", "jsonpath={.spec.holderIdentity}")
@@ -59,7 +57,7 @@ def test_a_killed_rank_is_named_and_another_operator_goes_on_with_the_restart_in
     assert "rank 1 was killed by SIGKILL" in failure["message"]
 
 
-def test_a_suspended_job_saves_and_goes_on_with_another_number_of_ranks(survivor: Survivor) -> None:
+def test_a_suspended_job_saves_and_goes_on_with_another_number_of_ranks(survivor):
     job = survivor.job
     before = survivor.status()
     # Steps take a second. The stop then comes between two checkpoints of the schedule, which are five steps apart.
@@ -80,7 +78,7 @@ def test_a_suspended_job_saves_and_goes_on_with_another_number_of_ranks(survivor
     assert [member["pod"] for member in status["members"]] == ["tiny-b-0"]
 
 
-def test_the_run_has_every_step_once_and_in_order(survivor: Survivor) -> None:
+def test_the_run_has_every_step_once_and_in_order(survivor):
     survivor.completes()
     assert survivor.status()["restarts"]["total"] == len(survivor.recoveries)
 

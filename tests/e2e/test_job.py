@@ -10,14 +10,13 @@ import json
 import pytest
 
 from grpo_devcluster.progress import wait_until
-from support.cluster.jobs_on_cluster import JobOnCluster
 
 pytestmark = pytest.mark.timeout(1200)
 
 PLAIN = {"topology": "Colocate", "engine": "Transformers"}
 
 
-def test_two_and_one_ranks_on_two_nodes_train_to_a_checkpoint(job: JobOnCluster) -> None:
+def test_two_and_one_ranks_on_two_nodes_train_to_a_checkpoint(job):
     data = job.apply(generation=PLAIN)
     status = job.wait_for("Complete", 600)
     assert status["phase"] == "Succeeded"
@@ -31,7 +30,7 @@ def test_two_and_one_ranks_on_two_nodes_train_to_a_checkpoint(job: JobOnCluster)
     assert all("grad_norm" in step and "reward" in step for step in steps)
 
 
-def test_a_secret_and_a_model_that_do_not_exist_are_named_by_the_job(job: JobOnCluster) -> None:
+def test_a_secret_and_a_model_that_do_not_exist_are_named_by_the_job(job):
     """The kubelet waits for the secret, which the job says; the model ends the job."""
     keys = {"name": "keys", "secret": {"secretName": "keys"}}
     mounts = {"volumes": [keys], "volumeMounts": [{"name": "keys", "mountPath": "/keys"}]}
@@ -47,7 +46,7 @@ def test_a_secret_and_a_model_that_do_not_exist_are_named_by_the_job(job: JobOnC
     wait_until(lambda: not json.loads(job("get", "pods", "-o", "json"))["items"], "pods of the ended job are gone", 120)
 
 
-def test_an_image_without_python_ends_the_job_without_a_restart(job: JobOnCluster) -> None:
+def test_an_image_without_python_ends_the_job_without_a_restart(job):
     nothing = {"env": [{"name": "PATH", "value": "/nowhere"}]}  # as in such an image: the runtime finds no program
     job.apply(generation=PLAIN, trainer={"groups": [{"name": "a", "gpus": 1}]}, podTemplate=nothing)
     status = job.wait_for("Failed", 120)

@@ -7,14 +7,11 @@ them, are fenced, and the job goes on at another node.
 
 import json
 import time
-from collections.abc import Iterator
 from statistics import median
 
 import pytest
 
-from grpo_devcluster.cluster import Cluster
 from grpo_devcluster.progress import wait_until
-from support.cluster.jobs_on_cluster import JobOnCluster
 from support.cluster.survivors import TRAINING, Survivor
 
 pytestmark = pytest.mark.timeout(1500)
@@ -25,14 +22,14 @@ ENVIRONMENT = {"env": [{"name": "PYTHONPATH", "value": "/data"}]}
 
 
 @pytest.fixture
-def survivor(job: JobOnCluster) -> Iterator[Survivor]:
+def survivor(job):
     made = Survivor(job)
     yield made
     made.report()
 
 
 @pytest.mark.vllm
-def test_engines_die_return_and_leave_and_the_trainer_never_restarts(survivor: Survivor) -> None:
+def test_engines_die_return_and_leave_and_the_trainer_never_restarts(survivor):
     job = survivor.job
     elastic = {"groups": [{"name": "gen", "gpus": 1}], "elastic": {"replicas": 2, "maxReplicas": 2}}
     vllm = {"maxModelLen": 256, "kvCacheMemory": "16Mi", "engineArgs": {"enforce_eager": True}}
@@ -45,7 +42,7 @@ def test_engines_die_return_and_leave_and_the_trainer_never_restarts(survivor: S
         failurePolicy={"onGenerationFailure": "RestartGeneration"},
     )
 
-    def sampled_by(engines: int) -> bool:
+    def sampled_by(engines):
         steps = job.metrics(survivor.data)
         return bool(steps) and steps[-1]["engines/count"] == engines
 
@@ -87,7 +84,7 @@ def test_engines_die_return_and_leave_and_the_trainer_never_restarts(survivor: S
     assert all(0 < median(seen) < 0.05 and max(seen) < 0.3 for seen in differences.values()), differences
 
 
-def test_ranks_of_a_lost_node_are_fenced_and_the_job_goes_on_elsewhere(survivor: Survivor, devcluster: Cluster) -> None:
+def test_ranks_of_a_lost_node_are_fenced_and_the_job_goes_on_elsewhere(survivor, devcluster):
     """The node's pods keep running, unseen by the cluster, and write to the same storage: the fence ends them."""
     job = survivor.job
     on_b = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-b"]}

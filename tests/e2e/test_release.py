@@ -7,15 +7,12 @@ that was suspended all the while.
 
 import json
 import re
-from collections.abc import Callable
 
 import pytest
 
 from grpo_devcluster import images, kube
-from grpo_devcluster.cluster import Cluster
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.progress import wait_until
-from support.cluster.jobs_on_cluster import JobOnCluster
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -32,17 +29,17 @@ print(*sorted(module.name for module in pkgutil.iter_modules() if module.name.st
 """
 
 
-def test_the_operators_image_imports_all_that_it_holds(operator: None, kubectl: Callable[..., str]) -> None:
+def test_the_operators_image_imports_all_that_it_holds(operator, kubectl):
     """It holds no package of the workload or of the command line."""
     printed = kubectl("exec", *WHERE, "deployment/grpo-operator", "--", "python3", "-c", IMPORT_ALL)
     assert printed.split() == ["grpo_operator", "grpo_spec"]
 
 
-def test_jobs_outlive_their_operator_and_the_installation_tests_itself(job: JobOnCluster, devcluster: Cluster) -> None:
-    def helm(*args: str) -> str:
+def test_jobs_outlive_their_operator_and_the_installation_tests_itself(job, devcluster):
+    def helm(*args):
         return kube.helm(devcluster.kubeconfig, *args, *WHERE)
 
-    def operators_pods() -> set[str]:
+    def operators_pods():
         selector = "app.kubernetes.io/name=grpo-operator"
         return {*job.kubectl("get", "pods", *WHERE, "-l", selector, "-o", "jsonpath={.items[*].metadata.uid}").split()}
 

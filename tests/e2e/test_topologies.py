@@ -12,8 +12,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from support.cluster.jobs_on_cluster import JobOnCluster
-
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
 ENGINE = {"maxModelLen": 256, "kvCacheMemory": "16Mi", "engineArgs": {"enforce_eager": True}}
@@ -49,7 +47,7 @@ def _change(initial: Path, trained: Path) -> float:
 # In Server, engines of tests/e2e/test_losses.py sample from the trained policy, too, and one with two slices gets all
 # weights in tests/trainer/generation/test_server_engines.py.
 @pytest.mark.parametrize("topology", [pytest.param("Server", marks=pytest.mark.long), "NodeLocal", "Colocate"])
-def test_engines_sample_from_the_trained_policy(job: JobOnCluster, topology: str) -> None:
+def test_engines_sample_from_the_trained_policy(job, topology):
     settings, groups = TOPOLOGIES[topology]
     data = job.apply(
         files={"token_reward.py": REWARD},

@@ -5,14 +5,12 @@ trains a step in it with nothing from outside but its manifest and its model. It
 """
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
 from grpo_devcluster import images
-from grpo_devcluster.dockerfiles import Buildah, buildah
+from grpo_devcluster.dockerfiles import buildah
 from grpo_devcluster.paths import REPO
 from support.trainer.tiny_model import make_tiny_model
 
@@ -49,14 +47,14 @@ JOB = {
 
 
 @pytest.fixture(scope="module")
-def storage() -> Iterator[Buildah]:
+def storage():
     """buildah's storage with the image."""
     with buildah(images.build_base()) as storage:
         storage.build(REPO / "workload" / "Dockerfile", IMAGE, BASE=images.BASE, LOCK="cpu")
         yield storage
 
 
-def test_the_workloads_image_holds_what_its_lock_says(storage: Buildah) -> None:
+def test_the_workloads_image_holds_what_its_lock_says(storage):
     printed = storage.run(IMAGE, "python", "-c", REPORT, mounts={})
     assert re.search(r"^user 65532 65532$", printed, re.MULTILINE)
     held = set(re.findall(r"^package (\S+) (\S+)$", printed, re.MULTILINE))
@@ -66,7 +64,7 @@ def test_the_workloads_image_holds_what_its_lock_says(storage: Buildah) -> None:
     assert {name for name, _ in held - pins} == {"grpo-operator"}  # pins of other Pythons are in the lock, too
 
 
-def test_a_job_trains_a_step_in_the_workloads_image(storage: Buildah, tmp_path: Path) -> None:
+def test_a_job_trains_a_step_in_the_workloads_image(storage, tmp_path):
     make_tiny_model(tmp_path / "model")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
     tmp_path.chmod(0o755)
