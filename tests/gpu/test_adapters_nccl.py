@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,12 +19,12 @@ LORA = LoraConfig(r=4, alpha=6, push="adapters")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model(tmp_path_factory):
     """A random Llama of 0.3 billion parameters in bfloat16 on the first GPU; its name is its folder."""
     return make_random_llama(tmp_path_factory.mktemp("llama"), "cuda:0", hidden=1024, layers=16, heads=8)
 
 
-def test_adapters_arrive_and_the_model_keeps_its_weights(model: Any, tmp_path: Path) -> None:
+def test_adapters_arrive_and_the_model_keeps_its_weights(model, tmp_path):
     with serving(model, tmp_path, 1, lora=LORA) as (generator, _):
         adapters = Adapters(model, LORA, seed=0)
         model.to("cuda:0")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
-from support.trainer.gpu_jobs import run_on_gpu
+from support.trainer.gpu_jobs import EVEN, SMALL_ENGINE, run_on_gpu
 from support.trainer.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.vllm
@@ -16,11 +15,9 @@ STEPS = 8
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_job_in_float16_trains(stage: int, tmp_path: Path) -> None:
+def test_a_job_in_float16_trains(stage, tmp_path):
     spec = {
         "model": {"path": str(make_tiny_model(tmp_path / "model")), "dtype": "float16"},
-        "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
-        "rewards": [{"name": "even", "function": "token_reward:even_tokens"}],
         "training": {
             "promptsPerStep": 4,
             "numGenerations": 8,
@@ -29,9 +26,9 @@ def test_a_job_in_float16_trains(stage: int, tmp_path: Path) -> None:
             "learningRate": 1e-4,
         },
         "parallelism": {"zeroStage": stage},
-        "generation": {"maxModelLen": 256, "kvCacheMemory": "1Gi", "engineArgs": {"enforce_eager": True}},
+        "generation": SMALL_ENGINE,
     }
-    rows = run_on_gpu(tmp_path, spec)
+    rows = run_on_gpu(tmp_path, EVEN | spec)
     scales, skipped = [row["loss_scale"] for row in rows], [row["skipped"] for row in rows]
     kl = [row["trained/sampling/kl"] for row in rows]
     print(f"ZeRO-{stage}: loss scales {scales}, skipped {skipped}, KL to the engine {kl}")

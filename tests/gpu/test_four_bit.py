@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from grpo_spec.contract import Device
-from support.paths import PROGRAMS
-from support.trainer.gpu_jobs import become_only_rank, run_on_gpu
+from support.trainer.gpu_jobs import EVEN, SMALL_ENGINE, only_world, run_on_gpu
 from support.trainer.random_llama import make_random_llama
+from support.trainer.samples import make_sample
 from support.trainer.step_settings import bare_settings
 
 pytestmark = pytest.mark.vllm
@@ -24,7 +22,7 @@ STEPS = 4
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A random Llama of 1.6 billion parameters in bfloat16."""
     folder = tmp_path_factory.mktemp("llama")
     make_random_llama(folder, "cuda:0", hidden=2048, layers=24, heads=16)
@@ -33,15 +31,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_job_samples_from_the_rounded_model_that_it_trains(model: Path, tmp_path: Path) -> None:
+def test_a_job_samples_from_the_rounded_model_that_it_trains(model, tmp_path):
     kl = {}
     for in_4_bits in (False, True):
         (folder := tmp_path / str(in_4_bits)).mkdir()
         spec = {
             "model": {"path": str(model)},
             "lora": {"loadIn4Bit": in_4_bits},
-            "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
-            "rewards": [{"name": "even", "function": "token_reward:even_tokens"}],
             "training": {
                 "promptsPerStep": 4,
                 "numGenerations": 8,
@@ -51,9 +47,9 @@ def test_a_job_samples_from_the_rounded_model_that_it_trains(model: Path, tmp_pa
                 "beta": 0.04,
             },
             "parallelism": {"gradientCheckpointing": True},
-            "generation": {"maxModelLen": 256, "kvCacheMemory": "1Gi", "engineArgs": {"enforce_eager": True}},
+            "generation": SMALL_ENGINE,
         }
-        rows = run_on_gpu(folder, spec)
+        rows = run_on_gpu(folder, EVEN | spec)
         assert len(rows) == STEPS
         assert all(row["grad_norm"] > 0 for row in rows)
         assert rows[0]["kl"] == pytest.approx(0, abs=1e-3), "the reference is the rounded model"
@@ -63,16 +59,12 @@ def test_a_job_samples_from_the_rounded_model_that_it_trains(model: Path, tmp_pa
 
 
 @pytest.fixture
-def world() -> Any:
-    """A world of one rank, with the environment of a job on CUDA."""
-    become_only_rank()
-    sys.path.append(str(PROGRAMS))
-    yield
-    sys.path.remove(str(PROGRAMS))
-    dist.destroy_process_group()
+def world():
+    with only_world():
+        yield
 
 
-def test_weights_in_4_bits_take_a_quarter_of_the_memory_also_while_they_are_loaded(model: Path, world: Any) -> None:
+def test_weights_in_4_bits_take_a_quarter_of_the_memory_also_while_they_are_loaded(model, world):
     peaks, weights = {}, {}
     for in_4_bits in (False, True, True):
         before = clean()
@@ -107,12 +99,8 @@ def clean() -> int:
 
 
 def make_policy(model: Path, *, in_4_bits: bool) -> tuple[Any, Any]:
-    # These imports read the variables that `world` sets.
-    from accelerate.state import AcceleratorState
+    import fixed_samples  # reads the variables that `world` sets
 
-    from grpo_workload.policy.step.policy import Policy
-
-    AcceleratorState._reset_state(reset_partial_state=True)
     config = bare_settings(
         str(model),
         "bfloat16",
@@ -120,24 +108,19 @@ def make_policy(model: Path, *, in_4_bits: bool) -> tuple[Any, Any]:
         lora={"loadIn4Bit": in_4_bits},
         parallelism={"gradientCheckpointing": True},
     )
-    return Policy(config, Device.CUDA, timeout_seconds=120, pad_token_id=2), config.training
+    return fixed_samples.make_policy(config, Device.CUDA), config.training
 
 
 def timed_step(policy: Any, training: Any) -> float:
     """Take a step on random samples; return its seconds."""
     from fixed_samples import train_on
 
-    from grpo_workload.algorithm.samples import Completion, Prompt, Sample
-
     random = torch.Generator().manual_seed(0)
     samples = []
     for index in range(16):
         prompt, answer = (tuple(torch.randint(3, 250, (512,), generator=random).tolist()) for _ in range(2))
-        completion = Completion(
-            token_ids=answer, logprobs=(-5.0,) * 512, text="", finish_reason="length", weight_version=0
-        )
-        known = Prompt(index=index, text="", token_ids=prompt)
-        samples.append(Sample(prompt=known, completion=completion, reward=0.0, advantage=float(index % 2 * 2 - 1)))
+        advantage = float(index % 2 * 2 - 1)
+        samples.append(make_sample(prompt, answer, index=index, advantage=advantage, finish_reason="length"))
     torch.cuda.synchronize()
     start = time.perf_counter()
     train_on(policy, [samples], training)

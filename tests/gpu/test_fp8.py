@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
-from support.trainer.engines import prompts, weights_of
+from support.trainer.engines import change, prompts, weights_of
 from support.trainer.gpu_jobs import colocated_engine
-from support.trainer.nccl_engines import change
 from support.trainer.random_llama import make_random_llama, mean_difference
 
 pytestmark = pytest.mark.vllm
@@ -18,19 +14,19 @@ PROMPT_LIST = prompts()
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model(tmp_path_factory):
     """A random Llama of 0.4 billion parameters in bfloat16; its name is its folder."""
     return make_random_llama(tmp_path_factory.mktemp("llama"), "cuda:0", hidden=1024, layers=24, heads=16)
 
 
 @pytest.fixture(scope="module")
-def generator(model: Any) -> Iterator[Any]:
+def generator(model):
     ready = colocated_engine(model, quantization="fp8")
     yield ready
     ready.close()
 
 
-def test_an_engine_in_fp8_follows_pushes(model: Any, generator: Any) -> None:
+def test_an_engine_in_fp8_follows_pushes(model, generator):
     for version in range(1, 4):
         change(model)
         stale = mean_difference(model, generator, PROMPT_LIST, 8)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from support.trainer.colours import LEARNT, make_rows
@@ -16,7 +14,7 @@ STEPS = 30
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "internvl"])
-def test_a_model_learns_to_tell_colours(family: str, tmp_path: Path) -> None:
+def test_a_model_learns_to_tell_colours(family, tmp_path):
     spec = {
         "model": {"path": str(make_tiny_vision(tmp_path / "model", family)), "dtype": "bfloat16"},
         "dataset": {"path": make_rows(tmp_path / "rows"), "dataloaderNumWorkers": 0},

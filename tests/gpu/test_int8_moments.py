@@ -24,7 +24,7 @@ def stepped(make: Any, steps: int = 4) -> tuple[Any, Any]:
     return weight, optimizer.state[weight]
 
 
-def test_pieces_change_no_bit_and_moments_that_arrive_are_those_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_change_no_bit_and_moments_that_arrive_are_those_that_left(monkeypatch):
     from grpo_workload.policy.step import int8_moments as ours
 
     theirs, its = stepped(lambda given: ours.AdamW8bit(given, lr=1e-2, weight_decay=0.0))
@@ -40,7 +40,7 @@ def test_pieces_change_no_bit_and_moments_that_arrive_are_those_that_left(monkey
         assert all((again[name] - plain[name]).norm() <= 0.01 * plain[name].norm() for name in ours.PLAIN)
 
 
-def test_more_elements_than_32_bits_count_are_all_updated() -> None:
+def test_more_elements_than_32_bits_count_are_all_updated():
     from grpo_workload.policy.step.int8_moments import Int8Adam
 
     if torch.cuda.mem_get_info()[0] < 30 * 2**30:

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.logprobs import logprobs
 from grpo_workload.policy.logprobs.head import LogprobHead
@@ -18,6 +17,7 @@ from grpo_workload.policy.logprobs.kept_words import find_kept, hide_others
 from grpo_workload.policy.memory.activation_offload import Activations
 from grpo_workload.policy.model import attention, attention_kernels
 from grpo_workload.policy.model.logit_change import LogitChange
+from support.trainer.samples import make_sample
 
 attention.register()
 LENGTHS = [(200, 900), (64, 1), (1, 700), (300, 40)]
@@ -27,16 +27,7 @@ def samples():
     random = torch.Generator().manual_seed(0)
     for index, (prompt, completion) in enumerate(LENGTHS):
         ids = torch.randint(0, 5000, (prompt + completion,), generator=random).tolist()
-        zeros = (0.0,) * completion
-        answer = Completion(
-            token_ids=tuple(ids[prompt:]), logprobs=zeros, text="", finish_reason="stop", weight_version=0
-        )
-        yield Sample(
-            prompt=Prompt(index=index, text="", token_ids=tuple(ids[:prompt])),
-            completion=answer,
-            reward=1.0,
-            advantage=1.0,
-        )
+        yield make_sample(ids[:prompt], ids[prompt:], index=index)
 
 
 def make_model(implementation, dtype, window=None):
@@ -116,12 +107,7 @@ def test_error_of_a_shared_prompt_is_at_most_that_of_a_prompt_for_each_and_round
 def test_a_sequence_does_not_see_its_neighbour():
     model = make_model("varlen", torch.bfloat16)
     chosen = list(samples())
-    other = Sample(
-        prompt=Prompt(index=9, text="", token_ids=tuple(range(300))),
-        completion=chosen[3].completion,
-        reward=1.0,
-        advantage=1.0,
-    )
+    other = make_sample(range(300), chosen[3].completion.token_ids, index=9)
     with torch.no_grad():
         before, after = (
             LogprobHead(model).per_token(model, micro_batch(three).to("cuda"), 1.0)[0][:3]
@@ -130,17 +116,20 @@ def test_a_sequence_does_not_see_its_neighbour():
     assert torch.equal(before, after)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_logprobs_and_entropies_equal_those_from_whole_logits(dtype):
+def hidden_and_weight(dtype):
     random = torch.Generator("cuda").manual_seed(0)
     hidden, weight = (
         torch.randn(*shape, generator=random, device="cuda").to(dtype) for shape in ((333, 256), (20_001, 256))
     )
     weight /= 16
     targets = torch.randint(0, 20_001, (333,), generator=random, device="cuda")
+    return hidden.requires_grad_(), weight.requires_grad_(), targets, random
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logprobs_and_entropies_equal_those_from_whole_logits(dtype):
+    hidden, weight, targets, random = hidden_and_weight(dtype)
     pull = torch.randn(333, 2, generator=random, device="cuda")
-    hidden.requires_grad_()
-    weight.requires_grad_()
     values = logprobs.logprobs_and_entropies(hidden, weight, None, targets, 0.8, trains_entropy=True)
     gradients = torch.autograd.grad((values[:, :2] * pull).sum(), [hidden, weight])
     exact_hidden, exact_weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
@@ -157,14 +146,7 @@ def test_logprobs_and_entropies_equal_those_from_whole_logits(dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("truncation", [Truncation(0.8, top_k=20), Truncation(0.8, min_p=0.01, top_p=0.7)], ids=str)
 def test_truncated_logprobs_are_those_of_the_kept_words(dtype, truncation):
-    random = torch.Generator("cuda").manual_seed(0)
-    hidden, weight = (
-        torch.randn(*shape, generator=random, device="cuda").to(dtype) for shape in ((333, 256), (20_001, 256))
-    )
-    weight /= 16
-    targets = torch.randint(0, 20_001, (333,), generator=random, device="cuda")
-    hidden.requires_grad_()
-    weight.requires_grad_()
+    hidden, weight, targets, _ = hidden_and_weight(dtype)
     values = logprobs.logprobs_and_entropies(hidden, weight, None, targets, 0.8, truncation)
     gradients = torch.autograd.grad(values[:, [0, 2]].sum(), [hidden, weight])
     with torch.no_grad():

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from grpo_spec.contract import Device
 from grpo_spec.training import MICRO_BATCH_TOKENS
 from grpo_workload.algorithm.loss import LossScale
-from support.trainer.gpu_jobs import become_only_rank, run_on_gpu
+from support.trainer.gpu_jobs import only_world, run_on_gpu
 from support.trainer.random_llama import make_random_llama
 from support.trainer.step_settings import bare_settings
 
@@ -28,7 +26,7 @@ LENGTH = 400
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A random Llama of 0.4 billion parameters in bfloat16."""
     folder = tmp_path_factory.mktemp("llama")
     make_random_llama(folder, "cpu", hidden=1024, layers=24, heads=16)
@@ -36,20 +34,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def only_rank() -> Iterator[None]:
-    """A world of one rank, with the environment of a job on CUDA."""
-    become_only_rank()
-    yield
-    dist.destroy_process_group()
+def only_rank():
+    with only_world():
+        yield
 
 
 def make_policy(model: Path, parallelism: dict[str, Any], lora: dict[str, Any] | None) -> Any:
-    # These imports read the variables that `only_rank` sets.
-    from accelerate.state import AcceleratorState
+    import fixed_samples  # reads the variables that `only_rank` sets
 
-    from grpo_workload.policy.step.policy import Policy
-
-    AcceleratorState._reset_state(reset_partial_state=True)
     config = bare_settings(
         str(model),
         "bfloat16",
@@ -57,22 +49,17 @@ def make_policy(model: Path, parallelism: dict[str, Any], lora: dict[str, Any] |
         parallelism={"gradientCheckpointing": True, **parallelism},
         lora=lora,
     )
-    return Policy(config, Device.CUDA, timeout_seconds=120, pad_token_id=2)
+    return fixed_samples.make_policy(config, Device.CUDA)
 
 
 @pytest.mark.vllm
-def test_a_colocated_job_trains_a_step_in_one_micro_batch(model: Path, tmp_path: Path) -> None:
+def test_a_colocated_job_trains_a_step_in_one_micro_batch(model, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "Write."}\n' * 8)
     spec = {
         "model": {"path": str(model), "dtype": "bfloat16"},
         "dataset": {"path": str(tmp_path / "rows.jsonl"), "dataloaderNumWorkers": 0},
         "rewards": [{"name": "tokens", "function": "token_reward:even_tokens"}],
-        "training": {
-            "maxSteps": 3,
-            "promptsPerStep": 8,
-            "numGenerations": 16,
-            "maxCompletionLength": LENGTH,
-        },
+        "training": {"maxSteps": 3, "promptsPerStep": 8, "numGenerations": 16, "maxCompletionLength": LENGTH},
         "parallelism": {"zeroStage": 0, "optimizerDtype": "bfloat16", "gradientCheckpointing": True},
         "generation": {"maxModelLen": LENGTH + 100, "engineArgs": {"enforce_eager": True}},
     }
@@ -92,9 +79,7 @@ def test_a_colocated_job_trains_a_step_in_one_micro_batch(model: Path, tmp_path:
         ({"zeroStage": 0, "optimizerDtype": "bfloat16", "offloadActivations": True}, {"r": 16}),
     ],
 )
-def test_what_is_chosen_fits_and_uses_the_memory(
-    only_rank: None, model: Path, parallelism: dict[str, Any], lora: dict[str, Any] | None
-) -> None:
+def test_what_is_chosen_fits_and_uses_the_memory(only_rank, model, parallelism, lora):
     policy = make_policy(model, parallelism, lora)
     from grpo_workload.policy.trials.memory_trial import (
         SPARE,

@@ -3,12 +3,12 @@
 import torch
 
 from grpo_workload.algorithm.micro_batch import micro_batch
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.memory.memory_error import memory_error
 from grpo_workload.policy.model import attention
 from grpo_workload.policy.step.reference import Reference
 from support.trainer.random_llama import make_random_llama
+from support.trainer.samples import make_sample
 
 LENGTH, COUNT = 500, 64
 
@@ -26,16 +26,8 @@ def test_the_reference_model_goes_on_in_halves(tmp_path):
     attention.register()
     model = make_random_llama(tmp_path, "cuda", hidden=1024, layers=4, heads=8)
     model.set_attn_implementation("varlen")
-    answer = Completion(
-        token_ids=tuple(1 + place % 200 for place in range(LENGTH - 1)),
-        logprobs=(0.0,) * (LENGTH - 1),
-        text="",
-        finish_reason="stop",
-        weight_version=0,
-    )
-    prompt = Prompt(index=0, text="", token_ids=(1,))
-    samples = [Sample(prompt=prompt, completion=answer, reward=1.0, advantage=1.0)] * COUNT
-    batch = micro_batch(samples).to("cuda")
+    sample = make_sample((1,), [1 + place % 200 for place in range(LENGTH - 1)])
+    batch = micro_batch([sample] * COUNT).to("cuda")
     reference = Reference(model, LogprobHead(model))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

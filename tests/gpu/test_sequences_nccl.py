@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,31 +9,21 @@ import torch
 
 from grpo_spec.contract import Device
 from support.families import make_model
-from support.paths import PROGRAMS
+from support.trainer.gpu_jobs import run_ranks
 from support.trainer.tiny_model import make_tiny_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")]
 
-DEVICE = Device.CUDA
 MODES = ("2", "3", "2:lora", "2b", "3b")
 
 
 def run(ranks: int, out: Path, *plans: object) -> dict[str, dict[str, list[dict[str, torch.Tensor]]]]:
     """Return what `programs/sequences.py` saves."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [*launcher, str(PROGRAMS / "sequences.py"), DEVICE, out, str(ranks), *map(str, plans)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=os.environ,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    run_ranks("sequences.py", ranks, Device.CUDA, out, ranks, *plans)
     return torch.load(out)  # type: ignore[no-any-return]
 
 
-def test_steps_are_those_of_one_gpu(tmp_path: Path) -> None:
+def test_steps_are_those_of_one_gpu(tmp_path):
     model = make_model("qwen3", vocab_size=len(make_tiny_tokenizer()), num_attention_heads=6, num_key_value_heads=3)
     model.save_pretrained(tmp_path / "model")
     plans = [one for mode in MODES for one in (mode, tmp_path / "model")]

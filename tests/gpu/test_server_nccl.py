@@ -7,8 +7,6 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,9 +16,9 @@ from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.channels import NcclChannel
 from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.weights.wire import describe
-from support.trainer.engines import Engines, weights_of
+from support.trainer.engines import Engines, change, weights_of
 from support.trainer.launchers import eventually
-from support.trainer.nccl_engines import BF16_ERROR, change, difference, serving
+from support.trainer.nccl_engines import BF16_ERROR, difference, serving
 from support.trainer.random_llama import make_random_llama
 
 pytestmark = pytest.mark.vllm
@@ -33,12 +31,12 @@ LEFT = "the trainer has left the transfer group in the middle of an update"
 
 
 @pytest.fixture
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model(tmp_path_factory):
     """A random Llama of 1.5 billion parameters in bfloat16 on the first GPU; its name is its folder."""
     return make_random_llama(tmp_path_factory.mktemp("llama"), "cuda:0", hidden=2048, layers=24, heads=16)
 
 
-def test_a_push_arrives_in_time(model: Any, tmp_path: Path) -> None:
+def test_a_push_arrives_in_time(model, tmp_path):
     with serving(model, tmp_path, 1) as (generator, _):
         assert difference(model, generator) < BF16_ERROR
         change(model)
@@ -71,9 +69,7 @@ def stop_when_sent_to(pods: Engines, engine: Engine, monkeypatch: pytest.MonkeyP
     return started
 
 
-def test_an_engine_that_dies_during_a_broadcast_is_named_and_the_device_becomes_free(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_dies_during_a_broadcast_is_named_and_the_device_becomes_free(model, tmp_path, monkeypatch):
     with serving(model, tmp_path, 1) as (generator, pods):
         generator.sync_weights(weights_of(model), 1)
         (engine,) = pods.contract.engines
@@ -94,9 +90,7 @@ def test_an_engine_that_dies_during_a_broadcast_is_named_and_the_device_becomes_
         assert freed < NAMED_SECONDS
 
 
-def test_an_engine_leaves_a_broadcast_whose_sender_is_gone_and_joins_the_next_transfer_group(
-    model: Any, tmp_path: Path
-) -> None:
+def test_an_engine_leaves_a_broadcast_whose_sender_is_gone_and_joins_the_next_transfer_group(model, tmp_path):
     with serving(model, tmp_path, 1) as (generator, _):
         generator.sync_weights(weights_of(model), 1)
         sender, link, (client,) = generator._pusher.sender, generator._link, generator._link.clients
@@ -120,7 +114,7 @@ def test_an_engine_leaves_a_broadcast_whose_sender_is_gone_and_joins_the_next_tr
         assert difference(model, generator) < BF16_ERROR
 
 
-def test_a_restarted_engine_returns_to_the_transfer_group(model: Any, tmp_path: Path) -> None:
+def test_a_restarted_engine_returns_to_the_transfer_group(model, tmp_path):
     with serving(model, tmp_path, 2, restarts=True) as (generator, pods):
         generator.sync_weights(weights_of(model), 1)
         _, two = pods.contract.engines
@@ -136,9 +130,7 @@ def test_a_restarted_engine_returns_to_the_transfer_group(model: Any, tmp_path: 
             assert difference(model, generator) < BF16_ERROR
 
 
-def test_a_healthy_engine_survives_a_broadcast_during_which_another_dies(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_healthy_engine_survives_a_broadcast_during_which_another_dies(model, tmp_path, monkeypatch):
     with serving(model, tmp_path, 2, restarts=True) as (generator, pods):
         generator.sync_weights(weights_of(model), 1)
         one, two = pods.contract.engines

@@ -8,7 +8,6 @@ Under top-p, top-k and min-p, trainer and engine give the same log-probabilities
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from grpo_workload.algorithm.samples import Completion, Prompt, Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.generation.vllm_api import sampling_parameters
 from grpo_workload.policy.logprobs.head import LogprobHead
-from support.trainer.engines import own_logprobs, prompts, weights_of
+from support.trainer.engines import change, own_logprobs, prompts, weights_of
 from support.trainer.gpu_jobs import colocated_engine
 from support.trainer.random_llama import make_random_llama, mean_difference
 
@@ -30,13 +29,13 @@ PROMPT_LIST = prompts()
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model(tmp_path_factory):
     """A random Llama of 0.4 billion parameters in bfloat16; its name is its folder."""
     return make_random_llama(tmp_path_factory.mktemp("llama"), "cuda:0", hidden=1024, layers=24, heads=16)
 
 
 @pytest.fixture(scope="module")
-def generator(model: Any) -> Iterator[Any]:
+def generator(model):
     ready = colocated_engine(model)
     ready._sampling["temperature"] = 0.0  # greedily, which no job can ask for
     yield ready
@@ -67,7 +66,7 @@ def tokens(generator: Any) -> list[tuple[int, ...]]:
     return [one.token_ids for group in groups for one in group]
 
 
-def test_sleep_frees_memory_and_a_push_restores_everything(model: Any, generator: Any) -> None:
+def test_sleep_frees_memory_and_a_push_restores_everything(model, generator):
     before, answers, awake = contents(generator), tokens(generator), memory_in_use()
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
@@ -85,7 +84,7 @@ def test_sleep_frees_memory_and_a_push_restores_everything(model: Any, generator
     print(f"in use awake {awake / 2**30:.2f} GiB, asleep {asleep / 2**30:.2f} GiB, {len(before)} tensors equal")
 
 
-def test_without_a_push_an_engine_wakes_with_noise_for_weights(model: Any, generator: Any) -> None:
+def test_without_a_push_an_engine_wakes_with_noise_for_weights(model, generator):
     """The reason to refuse: vLLM itself would generate from memory that holds no weights, without an error."""
     before = contents(generator)
     generator.sleep()
@@ -99,21 +98,17 @@ def test_without_a_push_an_engine_wakes_with_noise_for_weights(model: Any, gener
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_after_sleep_the_engine_samples_from_the_pushed_weights(model: Any, generator: Any) -> None:
+def test_after_sleep_the_engine_samples_from_the_pushed_weights(model, generator):
     assert mean_difference(model, generator, PROMPT_LIST, 1) < 0.05
     generator.sleep()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
+    change(model)
     generator.sync_weights(weights_of(model), 3)
     fresh = mean_difference(model, generator, PROMPT_LIST, 1)
     assert math.isfinite(fresh)
     assert fresh < 0.05
 
 
-def test_completions_that_sleep_cuts_continue_after_a_push(
-    model: Any, generator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_completions_that_sleep_cuts_continue_after_a_push(model, generator, monkeypatch):
     """On GPUs vLLM schedules a batch ahead, which is in flight when requests are cut."""
     from grpo_workload.generation.ahead import AheadSampler
 
@@ -142,9 +137,7 @@ def test_completions_that_sleep_cuts_continue_after_a_push(
 @pytest.mark.parametrize(
     "options", [{"top_p": 0.7}, {"top_k": 20}, {"min_p": 0.05, "top_k": 100, "top_p": 0.9}], ids=str
 )
-def test_what_the_engine_leaves_out_of_sampling_the_trainer_leaves_out_too(
-    model: Any, generator: Any, options: dict[str, Any]
-) -> None:
+def test_what_the_engine_leaves_out_of_sampling_the_trainer_leaves_out_too(model, generator, options):
     """The mean ratio of trainer and engine is 1, in bfloat16 and on vLLM's kernels for GPUs."""
     training = TrainingConfig(max_completion_length=16, **options)
     before, generator._sampling = generator._sampling, generator._sampling | sampling_parameters(training)

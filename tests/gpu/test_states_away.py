@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from transformers import AutoTokenizer
 
 from grpo_spec.contract import Device
 from grpo_spec.optimizer import INT8_MOMENTS
 from grpo_spec.trainer import TrainerConfig
 from grpo_workload.capacity.states import num_parameters
-from support.paths import PROGRAMS
-from support.trainer.gpu_jobs import become_only_rank
+from support.trainer.gpu_jobs import only_world
 from support.trainer.random_llama import make_random_llama
 from support.trainer.step_settings import bare_settings
 
 
 @pytest.fixture(scope="module", autouse=True)
-def world() -> Iterator[None]:
-    """A world of one rank, with the environment of a job on CUDA."""
-    become_only_rank()
-    sys.path.append(str(PROGRAMS))
-    yield
-    sys.path.remove(str(PROGRAMS))
-    dist.destroy_process_group()
+def world():
+    with only_world():
+        yield
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A random Llama of 0.2 billion parameters in bfloat16."""
     folder = tmp_path_factory.mktemp("llama")
     make_random_llama(folder, "cpu", hidden=1024, layers=12, heads=16)
@@ -42,20 +34,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_policy(model: Path, stage: int, dtype: str, offload: str) -> tuple[Any, TrainerConfig]:
-    # These imports read the variables that `world` sets.
-    from accelerate.state import AcceleratorState
-    from fixed_samples import PAD
+    import fixed_samples  # reads the variables that `world` sets
 
-    from grpo_workload.policy.step.policy import Policy
-
-    AcceleratorState._reset_state(reset_partial_state=True)
     config = bare_settings(
         str(model),
         "bfloat16",
         training={"learningRate": 1e-3, "importanceSamplingCorrection": "none"},
         parallelism={"zeroStage": stage, "offloadOptimizer": offload, "optimizerDtype": dtype},
     )
-    return Policy(config, Device.CUDA, timeout_seconds=120, pad_token_id=PAD), config
+    return fixed_samples.make_policy(config, Device.CUDA), config
 
 
 def in_use() -> tuple[int, int, int]:
@@ -108,9 +95,7 @@ def same(ours: tuple[Any, dict[str, torch.Tensor]], expected: tuple[Any, dict[st
         *((stage, "int8", 4 + INT8_MOMENTS) for stage in range(4)),
     ],
 )
-def test_offloaded_states_leave_the_gpu_between_steps_and_change_no_bit(
-    model: Path, stage: int, dtype: str, size: float
-) -> None:
+def test_offloaded_states_leave_the_gpu_between_steps_and_change_no_bit(model, stage, dtype, size):
     policy, config = make_policy(model, stage, dtype, "none")
     expected = [take(policy, step, config) for step in (0, 2, 3)]
     policy, config = make_policy(model, stage, dtype, "generating")
@@ -124,9 +109,7 @@ def test_offloaded_states_leave_the_gpu_between_steps_and_change_no_bit(
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 12), ("int8", 4 + INT8_MOMENTS)])
-def test_states_are_saved_from_the_host_and_leave_the_gpu_after_loading(
-    model: Path, tmp_path: Path, dtype: str, size: float
-) -> None:
+def test_states_are_saved_from_the_host_and_leave_the_gpu_after_loading(model, tmp_path, dtype, size):
     from grpo_workload.storage.checkpoint_content import SavedState
     from grpo_workload.storage.checkpoints import Checkpoints
 
@@ -150,9 +133,7 @@ def test_states_are_saved_from_the_host_and_leave_the_gpu_after_loading(
 
 
 @pytest.mark.parametrize("offload", ["none", "generating"])
-def test_a_checkpoint_that_is_written_during_the_next_step_resumes_to_the_same_bits(
-    model: Path, tmp_path: Path, offload: str
-) -> None:
+def test_a_checkpoint_that_is_written_during_the_next_step_resumes_to_the_same_bits(model, tmp_path, offload):
     from grpo_workload.storage.background import Background
     from grpo_workload.storage.checkpoint_content import SavedState
     from grpo_workload.storage.checkpoints import Checkpoints

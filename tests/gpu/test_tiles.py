@@ -14,7 +14,7 @@ TOKENS, WIDTH = 8192, 8192
 
 
 @pytest.mark.parametrize("offloads", [False, True])
-def test_gradients_are_those_of_whole_mlps_in_less_memory(offloads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_those_of_whole_mlps_in_less_memory(offloads, monkeypatch):
     monkeypatch.setattr(tiles, "TILE", 1000)
     torch.manual_seed(0)
     config = Qwen2Config(vocab_size=100, hidden_size=512, intermediate_size=WIDTH, num_hidden_layers=3)

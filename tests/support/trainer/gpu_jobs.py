@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import yaml
@@ -18,6 +21,13 @@ from grpo_workload.ranks import environment
 from support.paths import PROGRAMS
 from support.trainer.only_rank import only_rank
 from support.trainer.step_settings import bare_settings
+
+EVEN: dict[str, Any] = {
+    "dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}},
+    "rewards": [{"name": "even", "function": "token_reward:even_tokens"}],
+}
+"""Rows and a reward of a job; random weights can earn it."""
+SMALL_ENGINE: dict[str, Any] = {"maxModelLen": 256, "kvCacheMemory": "1Gi", "engineArgs": {"enforce_eager": True}}
 
 
 def run_on_gpu(folder: Path, spec: dict[str, Any], *, seconds: float = 300) -> list[dict[str, Any]]:
@@ -33,10 +43,30 @@ def run_on_gpu(folder: Path, spec: dict[str, Any], *, seconds: float = 300) -> l
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+def run_ranks(program: str, ranks: int, *arguments: object, **env: str) -> None:
+    """Run a file of programs/ on the first GPUs."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [str(PROGRAMS / program), *map(str, arguments)]
+    done = subprocess.run(
+        command, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
 def become_only_rank() -> None:
     """Give this process the environment of a job on CUDA, as the only rank of its world."""
     os.environ.update(only_rank())
     environment.prepare(Device.CUDA, os.environ)
+
+
+@contextmanager
+def only_world() -> Iterator[None]:
+    """Let this process be the only rank of a world; it finds the modules of programs/."""
+    become_only_rank()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PROGRAMS))
+        yield
+    dist.destroy_process_group()
 
 
 def colocated_engine(model: Any, **engine_args: Any) -> Any:
