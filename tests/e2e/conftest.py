@@ -1,8 +1,7 @@
 """Fixtures of the end-to-end tests: one real cluster for all of them; tests are separated by namespace."""
 
 import uuid
-from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -25,7 +24,7 @@ WHEN_FAILED = (
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item):
     report = yield
     kubectl: Kubectl | None = getattr(item, "funcargs", {}).get("kubectl")
     if report.failed and kubectl is not None:
@@ -73,7 +72,7 @@ def namespace(cluster, kubectl):
     yield from _namespace(cluster, kubectl)
 
 
-def _namespace(cluster: Path, kubectl: Kubectl) -> Iterator[str]:
+def _namespace(cluster, kubectl):
     """Create a namespace; in the end delete it and wait for its pods, so that the next test finds the GPUs free."""
     storage.recycle(cluster)
     name = f"test-{uuid.uuid4().hex[:8]}"

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from grpo_cli.cluster.copying.copy_pod import SELECTOR
 from grpo_cli.python import Job
 from grpo_devcluster import storage
 from grpo_devcluster.progress import wait_until
-from support.cluster.jobs_on_cluster import JobOnCluster
 from support.cluster.tutorial import Tutorial
 from support.notebook import run_notebook
 from support.paths import ROOT
@@ -37,14 +35,14 @@ JOB = {
 """Changes of the page's job: a tiny model, few completions and no GPU."""
 
 
-def _start(job: JobOnCluster, *args: str) -> subprocess.Popen[str]:
+def _start(job, *args):
     at = ["--kubeconfig", str(job.kubeconfig), "--namespace", job.namespace]
     return subprocess.Popen(
         [sys.executable, "-m", "grpo_cli", *args, *at], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def _grpo(job: JobOnCluster, *args: str) -> str:
+def _grpo(job, *args):
     process = _start(job, *args)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
@@ -95,7 +93,7 @@ def test_the_tutorial_does_what_it_says(job, tmp_path, capsys):
     assert (folder / "model/config.json").exists()
 
 
-def _interrupted_copy_goes_on(job: JobOnCluster, tmp_path: Path, data: Path) -> None:
+def _interrupted_copy_goes_on(job, tmp_path, data):
     big = tmp_path / "big.bin"
     big.write_bytes(os.urandom(200 << 20))
     part = data / ".big.bin.grpo-cp"
@@ -112,9 +110,8 @@ def _interrupted_copy_goes_on(job: JobOnCluster, tmp_path: Path, data: Path) -> 
     assert not part.exists()
 
 
-def _page_of_a_finished_job(process: subprocess.Popen[str]) -> None:
+def _page_of_a_finished_job(process):
     """After its pods are gone: curves and completions come from the claim, the rest from the job."""
-    assert process.stdout is not None
     address = next(found[0] for line in process.stdout if (found := re.search(r"http://[^/\s]+", line)))
     with urllib.request.urlopen(f"{address}/api/state?generation=0&after=-1", timeout=60) as answer:
         shown = json.load(answer)

@@ -5,15 +5,11 @@ That nodes have GPUs, pods meet across nodes and share a claim, and exit codes a
 """
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 from grpo_devcluster import images, policies
 
-Kubectl = Callable[..., str]
 
-
-def created(kubectl: Kubectl, labels: dict[str, str], container: dict[str, Any], **spec: Any) -> dict[str, Any]:
+def created(kubectl, labels, container, **spec):
     """Return the spec of a pod as the API server would store it."""
     metadata = {"name": "own", "labels": labels}
     whole = {"containers": [{"name": "main", "image": images.WORKLOAD, **container}], **spec}

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from grpo_devcluster.progress import wait_until
-from support.cluster.jobs_on_cluster import JobOnCluster
 from support.trainer.tool_template import TOOL_TEMPLATE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
@@ -48,7 +47,7 @@ BOXES: dict[str, Any] = {
 }
 
 
-def _environments(factory: str) -> dict[str, Any]:
+def _environments(factory):
     return {"environments": [{"name": "game", "factory": factory, "memoryLimit": "2Gi"}]}
 
 
@@ -77,7 +76,7 @@ def test_a_deleted_pod_costs_no_attempt_and_a_wrong_module_ends_the_job(job):
     wait_until(lambda: not job("get", "pods", "-o", "name"), "no pod is left", 60)
 
 
-def _log(job: JobOnCluster, pod: str) -> str:
+def _log(job, pod):
     """Return what a pod has printed; nothing while its container has not begun."""
     try:
         return job("logs", pod)
@@ -85,7 +84,7 @@ def _log(job: JobOnCluster, pod: str) -> str:
         return ""
 
 
-def _apply_broken(job: JobOnCluster) -> None:
+def _apply_broken(job):
     """Apply the same job as `broken`, with a module that does not exist."""
     whole = job.get()
     broken = {one: whole[one] for one in ("apiVersion", "kind")} | {
@@ -95,7 +94,7 @@ def _apply_broken(job: JobOnCluster) -> None:
     job("apply", "-f", "-", stdin=json.dumps(broken))
 
 
-def _expect_broken(job: JobOnCluster) -> None:
+def _expect_broken(job):
     """Wait until it has failed; it has had no pod of an attempt."""
     job("wait", "grpojob/broken", "--for=condition=Failed", "--timeout=120s")
     status = json.loads(job("get", "grpojob", "broken", "-o", "json"))["status"]

@@ -83,7 +83,7 @@ def test_the_run_has_every_step_once_and_in_order(survivor):
     assert survivor.status()["restarts"]["total"] == len(survivor.recoveries)
 
 
-def _cut_network(pod_uid: str) -> None:
+def _cut_network(pod_uid):
     """Take a pod's interface down, in its network namespace."""
     mark = f"POD_UID={pod_uid}".encode()
     for process in Path("/proc").glob("[0-9]*"):

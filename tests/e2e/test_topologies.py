@@ -5,7 +5,6 @@ the trainer. tests/trainer/training/test_topology_parity.py and tests/trainer/ge
 slices, uneven groups and more ranks.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ def even_tokens(prompts, completions, completion_ids, **columns):
 """
 
 
-def _change(initial: Path, trained: Path) -> float:
+def _change(initial, trained):
     """Return the largest change of a log-probability over a fixed prompt."""
     ids = torch.arange(3, 40)[None]
     with torch.no_grad():

@@ -1,7 +1,5 @@
 """Adapters pushed over NCCL arrive at an engine, which keeps its own weights; prints seconds."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """A whole job in float16 on a GPU: the loss scale settles, and the engine samples from the trained weights."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,11 +1,7 @@
 """QLoRA with the kernels for GPUs: memory, rounding and time of the policy, and a whole job beside plain LoRA."""
 
-from __future__ import annotations
-
 import gc
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -89,7 +85,7 @@ def test_weights_in_4_bits_take_a_quarter_of_the_memory_also_while_they_are_load
         assert 0.05 < change < 0.15 if "_proj" in name else change == 0, name
 
 
-def clean() -> int:
+def clean():
     """Free what is free; return the bytes that are not."""
     for _ in range(4):  # an earlier policy is held by garbage that goes in several collections
         gc.collect()
@@ -98,7 +94,7 @@ def clean() -> int:
     return torch.cuda.memory_allocated()
 
 
-def make_policy(model: Path, *, in_4_bits: bool) -> tuple[Any, Any]:
+def make_policy(model, *, in_4_bits):
     import fixed_samples  # reads the variables that `world` sets
 
     config = bare_settings(
@@ -111,7 +107,7 @@ def make_policy(model: Path, *, in_4_bits: bool) -> tuple[Any, Any]:
     return fixed_samples.make_policy(config, Device.CUDA), config.training
 
 
-def timed_step(policy: Any, training: Any) -> float:
+def timed_step(policy, training):
     """Take a step on random samples; return its seconds."""
     from fixed_samples import train_on
 

@@ -1,7 +1,5 @@
 """An engine that quantizes to FP8 samples from pushed weights, nearly as the trainer; prints the differences."""
 
-from __future__ import annotations
-
 import pytest
 
 from support.trainer.engines import change, prompts, weights_of

@@ -1,7 +1,5 @@
 """The assertions of `tests/trainer/policy/test_gathering.py` over NCCL, whose collectives are asynchronous."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

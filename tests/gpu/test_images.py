@@ -1,10 +1,8 @@
 """Vision-language models learn from images on a GPU, in bfloat16, colocated; prints the differences to the engine."""
 
-from __future__ import annotations
-
 import pytest
 
-from support.trainer.colours import LEARNT, make_rows
+from support.trainer.colours import LEARNT, make_job, make_rows
 from support.trainer.gpu_jobs import run_on_gpu
 from support.trainer.tiny_vision import make_tiny_vision
 
@@ -15,20 +13,9 @@ STEPS = 30
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "internvl"])
 def test_a_model_learns_to_tell_colours(family, tmp_path):
-    spec = {
-        "model": {"path": str(make_tiny_vision(tmp_path / "model", family)), "dtype": "bfloat16"},
-        "dataset": {"path": make_rows(tmp_path / "rows"), "dataloaderNumWorkers": 0},
-        "rewards": [{"name": "colour", "function": "colour_reward:right_colour"}],
-        "training": {
-            "maxSteps": STEPS,
-            "promptsPerStep": 6,
-            "numGenerations": 8,
-            "learningRate": 1e-2,
-            "lrSchedulerType": "constant",
-            "maxCompletionLength": 2,
-        },
-        "generation": {"maxModelLen": 128, "kvCacheMemory": "1Gi", "engineArgs": {"enforce_eager": True}},
-    }
+    model, rows = make_tiny_vision(tmp_path / "model", family), make_rows(tmp_path / "rows")
+    spec = make_job(model, "bfloat16", rows, maxSteps=STEPS)
+    spec["generation"]["kvCacheMemory"] = "1Gi"
     rows = run_on_gpu(tmp_path, spec)
     kl = [row["trained/sampling/kl"] for row in rows if "trained/sampling/kl" in row]
     rewards = [row["reward"] for row in rows]

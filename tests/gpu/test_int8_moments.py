@@ -1,9 +1,6 @@
 """On a GPU, AdamW with moments in 8 bits is bitsandbytes', in pieces too, and for more than 2**31 elements."""
 
-from __future__ import annotations
-
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 TRAINING = TrainingConfig(learning_rate=1e-2)
 
 
-def stepped(make: Any, steps: int = 4) -> tuple[Any, Any]:
+def stepped(make, steps=4):
     random = torch.Generator("cuda").manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(2**20 + 300, generator=random, device="cuda"))
     optimizer = make([weight])

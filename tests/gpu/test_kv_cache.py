@@ -1,7 +1,5 @@
 """The KV cache of a colocated engine takes what training leaves of the GPU, and training has its memory again."""
 
-from __future__ import annotations
-
 import json
 import re
 

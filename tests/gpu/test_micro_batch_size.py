@@ -3,12 +3,8 @@
 Also in a whole colocated job, whose engine sleeps meanwhile.
 """
 
-from __future__ import annotations
-
 import gc
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +35,7 @@ def only_rank():
         yield
 
 
-def make_policy(model: Path, parallelism: dict[str, Any], lora: dict[str, Any] | None) -> Any:
+def make_policy(model, parallelism, lora):
     import fixed_samples  # reads the variables that `only_rank` sets
 
     config = bare_settings(

@@ -1,9 +1,5 @@
 """Two GPUs that share sequences take the steps of one, over NCCL and with the kernel of attention."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -17,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2,
 MODES = ("2", "3", "2:lora", "2b", "3b")
 
 
-def run(ranks: int, out: Path, *plans: object) -> dict[str, dict[str, list[dict[str, torch.Tensor]]]]:
+def run(ranks, out, *plans):
     """Return what `programs/sequences.py` saves."""
     run_ranks("sequences.py", ranks, Device.CUDA, out, ranks, *plans)
     return torch.load(out)  # type: ignore[no-any-return]

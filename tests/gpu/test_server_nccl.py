@@ -1,7 +1,5 @@
 """Weights pushed over NCCL to vLLM servers arrive, on other GPUs in time; peers lost in a broadcast are replaced."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -10,13 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch import Tensor
 
-from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.channels import NcclChannel
 from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.weights.wire import describe
-from support.trainer.engines import Engines, change, weights_of
+from support.trainer.engines import change, weights_of
 from support.trainer.launchers import eventually
 from support.trainer.nccl_engines import BF16_ERROR, difference, serving
 from support.trainer.random_llama import make_random_llama
@@ -55,11 +51,11 @@ def test_a_push_arrives_in_time(model, tmp_path):
         assert IS_SHARED or min(seconds) < SYNC_SECONDS
 
 
-def stop_when_sent_to(pods: Engines, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def stop_when_sent_to(pods, engine, monkeypatch):
     """Stop the processes of `engine` when the next broadcast starts, and then set the returned event."""
     broadcast, started = NcclChannel.broadcast, threading.Event()
 
-    def send_to_a_stopped_engine(channel: NcclChannel, bytes_N: Tensor) -> None:
+    def send_to_a_stopped_engine(channel, bytes_N):
         if not started.is_set():
             os.killpg(pods.server(engine), signal.SIGSTOP)
             started.set()
@@ -94,7 +90,6 @@ def test_an_engine_leaves_a_broadcast_whose_sender_is_gone_and_joins_the_next_tr
     with serving(model, tmp_path, 1) as (generator, _):
         generator.sync_weights(weights_of(model), 1)
         sender, link, (client,) = generator._pusher.sender, generator._link, generator._link.clients
-        assert sender is not None
         link.run(client.pause())
         link.run(client.start_update())
         info = describe(weights_of(model).specs) | {"piece_bytes": 2**28, "is_initial": False}

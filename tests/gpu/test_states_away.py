@@ -1,10 +1,6 @@
 """Optimizer states leave the GPU and return bitwise equal, from checkpoints too; prints freed memory and seconds."""
 
-from __future__ import annotations
-
 import gc
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +8,6 @@ from transformers import AutoTokenizer
 
 from grpo_spec.contract import Device
 from grpo_spec.optimizer import INT8_MOMENTS
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.capacity.states import num_parameters
 from support.trainer.gpu_jobs import only_world
 from support.trainer.random_llama import make_random_llama
@@ -33,7 +28,7 @@ def model(tmp_path_factory):
     return folder
 
 
-def make_policy(model: Path, stage: int, dtype: str, offload: str) -> tuple[Any, TrainerConfig]:
+def make_policy(model, stage, dtype, offload):
     import fixed_samples  # reads the variables that `world` sets
 
     config = bare_settings(
@@ -45,7 +40,7 @@ def make_policy(model: Path, stage: int, dtype: str, offload: str) -> tuple[Any,
     return fixed_samples.make_policy(config, Device.CUDA), config
 
 
-def in_use() -> tuple[int, int, int]:
+def in_use():
     """Bytes of the GPU in tensors of this process, in use by all processes, and kept by this process's allocator."""
     for _ in range(4):  # an earlier policy is held by garbage that goes in several collections
         gc.collect()
@@ -55,7 +50,7 @@ def in_use() -> tuple[int, int, int]:
     return torch.cuda.memory_allocated(), total - free, torch.cuda.memory_reserved()
 
 
-def bytes_that_leave(policy: Any) -> tuple[int, int]:
+def bytes_that_leave(policy):
     """Bytes that offloading the states frees in tensors of this process, and in use by all processes; prints both."""
     before = in_use()
     with policy.with_states():
@@ -72,7 +67,7 @@ def bytes_that_leave(policy: Any) -> tuple[int, int]:
     return gone, with_states[1] - after[1]
 
 
-def take(policy: Any, step: int, config: TrainerConfig) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def take(policy, step, config):
     """Take a step; returns its metrics without seconds, and the weights after it."""
     from fixed_samples import take_step
 
@@ -81,7 +76,7 @@ def take(policy: Any, step: int, config: TrainerConfig) -> tuple[dict[str, float
     return metrics, {name: weight.cpu() for name, weight in policy.weights()}
 
 
-def same(ours: tuple[Any, dict[str, torch.Tensor]], expected: tuple[Any, dict[str, torch.Tensor]]) -> bool:
+def same(ours, expected):
     return ours[0] == expected[0] and all(torch.equal(ours[1][name], weight) for name, weight in expected[1].items())
 
 
@@ -110,6 +105,8 @@ def test_offloaded_states_leave_the_gpu_between_steps_and_change_no_bit(model, s
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 12), ("int8", 4 + INT8_MOMENTS)])
 def test_states_are_saved_from_the_host_and_leave_the_gpu_after_loading(model, tmp_path, dtype, size):
+    import fixed_samples
+
     from grpo_workload.storage.checkpoint_content import SavedState
     from grpo_workload.storage.checkpoints import Checkpoints
 
@@ -125,15 +122,15 @@ def test_states_are_saved_from_the_host_and_leave_the_gpu_after_loading(model, t
     expected = take(policy, 2, config)
 
     resumed, config = make_policy(model, 2, dtype, "generating")
-    source = checkpoints.find(None, world_size=1, zero_stage=2, optimizer_dtype=dtype)
-    assert source is not None
-    source.load(resumed)
+    fixed_samples.resume(resumed, checkpoints, zero_stage=2, optimizer_dtype=dtype)
     assert bytes_that_leave(resumed)[0] == pytest.approx(states, rel=0.01)
     assert same(take(resumed, 2, config), expected)
 
 
 @pytest.mark.parametrize("offload", ["none", "generating"])
 def test_a_checkpoint_that_is_written_during_the_next_step_resumes_to_the_same_bits(model, tmp_path, offload):
+    import fixed_samples
+
     from grpo_workload.storage.background import Background
     from grpo_workload.storage.checkpoint_content import SavedState
     from grpo_workload.storage.checkpoints import Checkpoints
@@ -151,7 +148,5 @@ def test_a_checkpoint_that_is_written_during_the_next_step_resumes_to_the_same_b
     background.end()
 
     resumed, config = make_policy(model, 2, "float32", offload)
-    source = checkpoints.find(None, world_size=1, zero_stage=2)
-    assert source is not None
-    source.load(resumed)
+    fixed_samples.resume(resumed, checkpoints, zero_stage=2)
     assert same(take(resumed, 2, config), expected)

@@ -44,6 +44,14 @@ def object_storage(tmp_path_factory):
     server.stop()
 
 
+@pytest.fixture
+def storage(object_storage, monkeypatch):
+    """That server, with a user's variables."""
+    for name, value in object_storage.env.items():
+        monkeypatch.setenv(name, value)
+    return object_storage
+
+
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory):
     """Folder of SmolLM2-135M-Instruct, in the cache of a hub."""
@@ -108,9 +116,6 @@ class Ranks:
 
     def logs(self) -> str:
         return "\n".join(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in self._logs)
-
-
-StartRanks = Callable[..., Ranks]
 
 
 @pytest.fixture

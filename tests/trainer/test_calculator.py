@@ -7,7 +7,6 @@ functions return.
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -21,7 +20,7 @@ PROMPTS, GENERATIONS, PROBLEMS, LENGTH = 1, 8, 2, 80
 REWARDS = ("right", "paper", "seen")
 
 
-def make_config(model: Path) -> dict:
+def make_config(model):
     """Return the example's configuration for one step of few completions, with the environment."""
     *_, job = yaml.safe_load_all((EXAMPLES / "calculator" / "job.yaml").read_text())
     config = json.loads(json.dumps(job["spec"]).replace("calculator:", "calculated:"))
@@ -61,7 +60,7 @@ def test_a_model_calls_tools_and_trains_on_its_own_tokens_alone(start_training, 
     check_shown(lines_of(run_dir / "completions.jsonl"), groups)
 
 
-def check_group(group: dict, tokenizer) -> None:
+def check_group(group, tokenizer):
     """The tokens of a journalled group are turns and results, and its rewards are those of the user's functions."""
     assert len({tuple(completion["episode"]["promptIds"]) for completion in group["completions"]}) == 1, (
         "the same state"
@@ -96,7 +95,7 @@ def check_group(group: dict, tokenizer) -> None:
         assert [group["rewards"][name][number] for name in REWARDS] == pytest.approx(expected)
 
 
-def check_calls(messages: list[dict]) -> None:
+def check_calls(messages):
     """Every call of the tool is followed by its product; one that the model got wrong, by an error."""
     pending = []
     for message in messages:
@@ -111,13 +110,13 @@ def check_calls(messages: list[dict]) -> None:
                 assert message["content"] == str(given["a"] * given["b"])
 
 
-def own_of(completion: dict, values: list) -> list:
+def own_of(completion, values):
     """Return the values of sampled tokens."""
     spans = completion["episode"]["context"]
     return [one for place, one in enumerate(values) if not any(start <= place < stop for start, stop in spans)]
 
 
-def check_metrics(run_dir: Path, groups: list[dict]) -> None:
+def check_metrics(run_dir, groups):
     (line,) = lines_of(run_dir / "metrics.jsonl")
     completions = [completion for group in groups for completion in group["completions"]]
     episodes = [completion["episode"] for completion in completions]
@@ -149,7 +148,7 @@ def check_metrics(run_dir: Path, groups: list[dict]) -> None:
     assert 0.1 <= evaluated["eval/rewards/paper/mean"] < evaluated["eval/rewards/seen/mean"]
 
 
-def check_shown(shown: list[dict], groups: list[dict]) -> None:
+def check_shown(shown, groups):
     """completions.jsonl has one episode of each prompt, as messages, with what reset returned."""
     assert len(shown) == PROMPTS
     for line, group in zip(shown, groups, strict=True):

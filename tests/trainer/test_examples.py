@@ -5,7 +5,6 @@ Left out: what needs a server beside the job or engine pods, and what the tiny m
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 import yaml
@@ -39,7 +38,7 @@ ROWS = {
 NAMES = ("qwen3-math", "dapo", "tldr", "code-tests", "function-calls", "one-80gb-gpu", "two-nodes-32b")
 
 
-def tiny_dataset(dataset: dict, folder: Path) -> dict:
+def tiny_dataset(dataset, folder):
     """Return a dataset without the hub: sixteen equal rows in a file."""
     if name := dataset.pop("name", None):
         for field in ("config", "split"):
@@ -51,7 +50,7 @@ def tiny_dataset(dataset: dict, folder: Path) -> dict:
     return dataset
 
 
-def tiny(spec: dict, model: Path, folder: Path) -> dict:
+def tiny(spec, model, folder):
     """Return a rank's configuration."""
     for field in ("trainer", "podTemplate", "network"):
         spec.pop(field, None)

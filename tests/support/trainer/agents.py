@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.environments.base import ToolCall
 from grpo_workload.environments.processes import Processes
 from grpo_workload.environments.sessions import RankSessions
+from support.trainer.places import config_of
 
 USER = "support.trainer.user_tools"
 COUNTER = {"name": "counter", "factory": f"{USER}:Counter", "params": {"start": 3}}
@@ -14,16 +14,8 @@ COUNTER = {"name": "counter", "factory": f"{USER}:Counter", "params": {"start": 
 
 def make_config(*tools, environments=()):
     """Return a job with tools, by name in `user_tools` or as the job has them, and environments."""
-    config = {
-        "model": {"name": "unused"},
-        "dataset": {"name": "unused"},
-        "rewards": [{"name": "unused", "stopped": {}}],
-        "training": {"maxSteps": 1},
-        "generation": {"engine": "vLLM"},
-        "tools": [{"function": f"{USER}:{tool}"} if isinstance(tool, str) else tool for tool in tools],
-        "environments": list(environments),
-    }
-    return TrainerConfig.model_validate(config)
+    named = [{"function": f"{USER}:{tool}"} if isinstance(tool, str) else tool for tool in tools]
+    return config_of(tools=named, environments=list(environments))
 
 
 def hanging_rank(sessions):

@@ -123,13 +123,17 @@ def own_generator(
 
 def largest_difference(model: Any, generator: ServerGenerator, num_generations: int = 4) -> float:
     """Return the largest difference of a token's log-probability between the engines and the model, on new samples."""
-    groups = generator.generate(prompts(), num_generations)
-    differences = [
-        (own_logprobs(model, prompt, completion) - torch.tensor(completion.logprobs)).abs().max()
-        for prompt, group in zip(prompts(), groups, strict=True)
+    return float(differences(model, prompts(), generator.generate(prompts(), num_generations)).max())
+
+
+def differences(model: Any, asked: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> Tensor:
+    """Return |log-probability of the model - of the engine| of each token of these completions: [tokens]."""
+    found = [
+        (own_logprobs(model, prompt, completion) - torch.tensor(completion.logprobs)).abs()
+        for prompt, group in zip(asked, groups, strict=True)
         for completion in group
     ]
-    return float(torch.stack(differences).max())
+    return torch.cat(found)
 
 
 def own_logprobs(model: Any, prompt: Prompt, completion: Completion) -> Tensor:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.environments.chat_words import ChatWords
 from grpo_workload.environments.processes import Processes
@@ -13,6 +12,7 @@ from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.gateway.programs import Programs
 from grpo_workload.generation.gateway.server import GatewayServer
 from grpo_workload.generation.limits import Limits
+from support.trainer import places
 from support.trainer.tiny_model import make_tiny_tokenizer
 from support.trainer.tool_template import TOOL_TEMPLATE
 
@@ -22,16 +22,8 @@ MODEL, USER = "org/model", "support.trainer.user_programs"
 def config_of(program=f"{USER}:any_of_them", training=None, **more):
     """Return a job with a program."""
     environments = [{"name": "agent", "program": program, "memoryLimit": "2Gi"} | more]
-    return TrainerConfig.model_validate(
-        {
-            "model": {"name": MODEL},
-            "dataset": {"name": "unused"},
-            "rewards": [{"name": "own", "environment": {}}],
-            "training": {"maxSteps": 1} | (training or {}),
-            "generation": {"engine": "vLLM"},
-            "environments": environments,
-        }
-    )
+    rewards = [{"name": "own", "environment": {}}]
+    return places.config_of(model={"name": MODEL}, rewards=rewards, training=training or {}, environments=environments)
 
 
 def start(config):
@@ -49,7 +41,6 @@ class Engine:
         self.says, self.seconds, self.error, self.asked = says, seconds, error, []
 
     async def __call__(self, ask):
-        """See `episodes.Sample`."""
         if self.error is not None:
             raise self.error
         self.asked.append(ask)

@@ -16,10 +16,8 @@ class Heard(Silence):
         self.moves = 0
 
     def moved(self) -> None:
-        """See `Listener.moved`."""
         self.moves += 1
 
     def finished(self, position: int, completions: Sequence[Completion]) -> None:
-        """See `Listener.finished`."""
         assert position not in self.groups
         self.groups[position] = list(completions)

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_workload.algorithm.samples import Prompt
-from support.trainer.engines import own_logprobs
+from support.trainer.engines import differences
 from support.trainer.tiny_model import make_tiny_tokenizer
 
 
@@ -45,9 +45,4 @@ def make_random_llama(folder: Path, device: str, *, hidden: int, layers: int, he
 
 def mean_difference(model: Any, generator: Any, prompts: Sequence[Prompt], num_generations: int) -> float:
     """Return the mean absolute difference of sampled tokens' log-probabilities between the engine and the model."""
-    differences = [
-        (own_logprobs(model, prompt, one) - torch.tensor(one.logprobs)).abs()
-        for prompt, group in zip(prompts, generator.generate(prompts, num_generations), strict=True)
-        for one in group
-    ]
-    return float(torch.cat(differences).mean())
+    return float(differences(model, prompts, generator.generate(prompts, num_generations)).mean())

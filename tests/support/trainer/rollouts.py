@@ -21,6 +21,7 @@ from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.journal import Journal, begin_branch
 from grpo_workload.training.rollout import Generation, roll_out
 from grpo_workload.training.run import Run
+from support.trainer.samples import make_completion
 
 SHARE = range(2)
 
@@ -62,14 +63,7 @@ class Sampled:
 
 def _completion(version: int) -> Completion:
     routed = np.ones((2, 1, 1), np.uint8)
-    return Completion(
-        token_ids=(1,),
-        logprobs=(-1.0,),
-        text="a",
-        finish_reason="stop",
-        weight_version=version,
-        routed_experts=routed,
-    )
+    return make_completion((1,), text="a", weight_version=version, routed_experts=routed)
 
 
 def make_run(

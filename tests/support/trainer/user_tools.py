@@ -138,10 +138,6 @@ def bare(a, b):
     return a + b
 
 
-def without_docstring(a: int) -> int:
-    return a
-
-
 class Counter:
     """A state that is kept over calls."""
 

@@ -38,12 +38,10 @@ class Numbers(Environment):
         self._state = State()
 
     def reset(self, seed=None, episode_id=None, number=50, **more):
-        """See `Environment`."""
         self.number, self._state = number, State(episode_id=episode_id)
         return Seen(text="I think of a number from 1 to 100.")
 
     def step(self, action, timeout_s=None, **more):
-        """See `Environment`."""
         self._state.step_count += 1
         is_right = action.number == self.number
         text = "right" if is_right else "larger" if action.number < self.number else "smaller"
@@ -51,7 +49,6 @@ class Numbers(Environment):
 
     @property
     def state(self):
-        """See `Environment`."""
         return self._state
 
 

@@ -31,39 +31,36 @@ def load(tokenizer, **fields):
 
 
 def write(path, kind, rows=ROWS):
-    dataset = Dataset.from_list(rows)
+    dataset, path = Dataset.from_list(rows), path / ("rows" if " " in kind else f"rows.{kind}")
     match kind:
         case "jsonl":
-            path = path / "rows.jsonl"
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         case "json":
-            path = path / "rows.json"
             path.write_text(json.dumps(rows))
         case "parquet":
-            path = path / "rows.parquet"
             dataset.to_parquet(path)
         case "csv":
-            path = path / "rows.csv"
             dataset.to_csv(path)
         case "saved":
-            dataset.save_to_disk(path / "saved")
-            path = path / "saved"
+            dataset.save_to_disk(path)
         case "saved with splits":
-            DatasetDict({"train": dataset, "test": dataset.select([0])}).save_to_disk(path / "saved")
-            path = path / "saved"
+            DatasetDict({"train": dataset, "test": dataset.select([0])}).save_to_disk(path)
         case "folder":
-            path = path / "folder"
             path.mkdir()
             dataset.to_parquet(path / "train.parquet")
     return str(path)
 
 
+def with_template(tokenizer, template):
+    changed = copy.deepcopy(tokenizer)
+    changed.chat_template = template
+    return changed
+
+
 @pytest.fixture
-def bucket(object_storage, monkeypatch):
+def bucket(storage):
     """The folder of a bucket's objects."""
-    for name, value in object_storage.env.items():
-        monkeypatch.setenv(name, value)
-    return object_storage.bucket
+    return storage.bucket
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "saved with splits", "folder"])
@@ -119,10 +116,8 @@ def test_messages_go_through_the_chat_template(tiny_tokenizer, tmp_path):
     source = load(tiny_tokenizer, path=write(tmp_path, "jsonl", CHAT_ROWS), systemPrompt="Be brief.")
     (prompt,) = (prompt for prompt in source.batch(0, 6) if prompt.index == 0)
     assert prompt.text == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXTS[0]}]
-    rendered = (
-        f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{TEXTS[0]}<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert tiny_tokenizer.decode(prompt.token_ids) == rendered
+    begin = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"
+    assert tiny_tokenizer.decode(prompt.token_ids) == f"{begin}{TEXTS[0]}<|im_end|>\n<|im_start|>assistant\n"
     assert prompt.columns == {"answer": 1}
 
 
@@ -137,8 +132,7 @@ THINKS = CHAT_TEMPLATE + "{% if enable_thinking %}<think>{% endif %}"
 
 
 def test_variables_of_the_chat_template_are_the_jobs_or_the_rows(tiny_tokenizer, tmp_path):
-    tokenizer = copy.deepcopy(tiny_tokenizer)
-    tokenizer.chat_template = THINKS
+    tokenizer = with_template(tiny_tokenizer, THINKS)
     rows = [CHAT_ROWS[0], {**CHAT_ROWS[1], "chat_template_kwargs": {"enable_thinking": False}}]
     path = write(tmp_path, "jsonl", rows)
     prompts = load(tokenizer, path=path, chatTemplateKwargs={"enable_thinking": True}).batch(0, 2)
@@ -154,11 +148,11 @@ def test_variables_of_the_chat_template_are_the_jobs_or_the_rows(tiny_tokenizer,
         (CHAT_TEMPLATE, {"add_generation_prompt": False}, "dataset.chatTemplateKwargs: .* 'add_generation_prompt'"),
         ("{{ raise_exception('roles must alternate') }}", {}, "the chat template refuses row .: roles must alternate"),
         ("{% for %}", {}, "the chat template refuses row"),
+        (None, {}, "tokenizer has no chat template"),
     ],
 )
 def test_what_a_chat_template_ignores_or_refuses_is_named(tiny_tokenizer, tmp_path, template, fields, complaint):
-    tokenizer = copy.deepcopy(tiny_tokenizer)
-    tokenizer.chat_template = template
+    tokenizer = with_template(tiny_tokenizer, template)
     with pytest.raises(ConfigError, match=complaint):
         load(tokenizer, path=write(tmp_path, "jsonl", CHAT_ROWS), chatTemplateKwargs=fields)
 
@@ -246,9 +240,7 @@ def test_a_pickled_source_makes_the_same_prompts(tiny_tokenizer, tmp_path, kind)
 
 
 def test_reasoning_gym_without_a_chat_template_gives_text(tiny_tokenizer):
-    plain = copy.deepcopy(tiny_tokenizer)
-    plain.chat_template = None
-    prompt = load(plain, reasoningGym={"dataset": "chain_sum", "size": 3}).batch(0, 1)[0]
+    prompt = load(with_template(tiny_tokenizer, None), reasoningGym={"dataset": "chain_sum", "size": 3}).batch(0, 1)[0]
     assert prompt.text == prompt.columns["question"]
 
 
@@ -311,14 +303,6 @@ def test_rows_that_do_not_fit_the_settings_are_refused(tiny_tokenizer, tmp_path,
 
 
 def test_an_unknown_file_format_is_refused(tiny_tokenizer, tmp_path):
-    path = tmp_path / "rows.xlsx"
-    path.write_bytes(b"")
+    (path := tmp_path / "rows.xlsx").write_bytes(b"")
     with pytest.raises(ValueError, match=r"a file must end in one of .json, .jsonl, .parquet, .csv"):
         load(tiny_tokenizer, path=str(path))
-
-
-def test_messages_need_a_chat_template(tiny_tokenizer, tmp_path):
-    plain = copy.deepcopy(tiny_tokenizer)
-    plain.chat_template = None
-    with pytest.raises(ValueError, match="tokenizer has no chat template"):
-        load(plain, path=write(tmp_path, "jsonl", CHAT_ROWS))

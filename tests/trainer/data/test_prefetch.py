@@ -10,6 +10,7 @@ import pytest
 
 from grpo_workload.data.prompt_maker import PreprocessError, PromptError
 from support.paths import PROGRAMS
+from support.trainer.agents import is_alive
 from support.trainer.launchers import eventually
 
 
@@ -96,13 +97,6 @@ def children(folder):
     return [int(path.stem) for path in Path(folder).glob("*.pid")]
 
 
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_workers_die_with_their_rank_whatever_they_are_doing(tmp_path):
     rank = subprocess.Popen(
         [sys.executable, str(PROGRAMS / "user_rows.py"), str(tmp_path)],
@@ -110,11 +104,11 @@ def test_workers_die_with_their_rank_whatever_they_are_doing(tmp_path):
     )
     try:
         eventually(lambda: len(children(tmp_path)) == 2, "both workers prepare a row")
-        assert all(is_running(pid) for pid in children(tmp_path))
+        assert all(is_alive(pid) for pid in children(tmp_path))
     finally:
         rank.send_signal(signal.SIGKILL)
         rank.wait()
-    eventually(lambda: not any(is_running(pid) for pid in children(tmp_path)), "the workers are gone")
+    eventually(lambda: not any(is_alive(pid) for pid in children(tmp_path)), "the workers are gone")
 
 
 def test_take_gives_up_on_a_row_that_hangs_and_a_closed_loader_leaves_no_process_and_no_file(make_loader, tmp_path):
@@ -124,5 +118,5 @@ def test_take_gives_up_on_a_row_that_hangs_and_a_closed_loader_leaves_no_process
     ):
         loader.take(0)
     loader.close()
-    eventually(lambda: not any(is_running(pid) for pid in children(tmp_path)), "the worker is gone")
+    eventually(lambda: not any(is_alive(pid) for pid in children(tmp_path)), "the worker is gone")
     assert not list(tmp_path.glob("*.pickle"))

@@ -1,10 +1,7 @@
 """The model that engines hold, a rank's generator, and engines without vLLM."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,8 +9,6 @@ from transformers import AutoModelForCausalLM
 
 from support.paths import PROGRAMS
 from support.trainer.engines import own_generator, weights_of
-
-StartProgram = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Pushes of adapters to one real vLLM server with two workers: it samples from the model with the pushed adapters."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -10,7 +8,6 @@ import torch
 from grpo_spec.lora import LoraConfig
 from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.errors import EngineDiffersError, EngineError
-from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.weights.export import Export
 from support.trainer.corrupt import changing
@@ -40,14 +37,14 @@ def generator(tiny_model, model, adapters, tmp_path_factory):
         yield ready
 
 
-def change(adapters: Adapters, seed: int) -> None:
+def change(adapters, seed):
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in adapters.trained():
             parameter.normal_(std=0.2, generator=random)
 
 
-def push(generator: ServerGenerator, adapters: Adapters, version: int) -> None:
+def push(generator, adapters, version):
     generator.sync_weights(Export(adapters.pushed(), is_partitioned=False), version)
 
 

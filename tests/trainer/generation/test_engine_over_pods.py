@@ -1,7 +1,5 @@
 """Pushes to and completions from one real vLLM engine whose layers are divided over two pods; one of them is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import suppress
@@ -11,7 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from grpo_spec.contract import Contract, Follower
+from grpo_spec.contract import Follower
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.generation.servers.errors import EngineDiffersError
@@ -22,7 +20,7 @@ from support.trainer.launchers import eventually, free_ports
 pytestmark = pytest.mark.vllm
 
 
-def over_two_pods(contract: Contract) -> Contract:
+def over_two_pods(contract):
     """Return a contract whose engine has its second half in a pod of its own."""
     port, meeting_port = free_ports(2)
     (engine,) = contract.engines

@@ -5,21 +5,15 @@ server is elastic: it joins later, and leaves. The tests share the engines, sinc
 with the engines and the version that the one before has left.
 """
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from grpo_spec.contract import Engine
-from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.gloo_group import GlooGroup
 from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.engine_watch import Timing
-from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.http_client import EngineClient
 from grpo_workload.generation.vllm_api import sampling_parameters
 from support.trainer.engines import PROMPTS, Engines, change, make_contract, own_generator, own_logprobs, weights_of
@@ -44,15 +38,15 @@ def generator(pods, model, tmp_path_factory):
         yield ready
 
 
-def prompts() -> list[Prompt]:
+def prompts():
     return [Prompt(index=index, text="", token_ids=(*PROMPTS[index % 3], index), seed=index) for index in range(12)]
 
 
-def is_of(model: Any, prompt: Prompt, completion: Completion) -> bool:
+def is_of(model, prompt, completion):
     return torch.allclose(own_logprobs(model, prompt, completion), torch.tensor(completion.logprobs), atol=1e-4, rtol=0)
 
 
-def check_every_engine(generator: ServerGenerator, model: Any, version: int) -> None:
+def check_every_engine(generator, model, version):
     """Assert that each engine samples with the model's weights and reports their version."""
     link = generator._link
     for client in link.clients:
@@ -67,7 +61,7 @@ def check_every_engine(generator: ServerGenerator, model: Any, version: int) -> 
         assert link.run(client.weight_version()) == str(version)
 
 
-def check_complete(groups: list[list[Completion]], model: Any, version: int) -> None:
+def check_complete(groups, model, version):
     """Assert that every prompt has two completions, sampled with the model's weights."""
     assert [len(group) for group in groups] == [2] * len(prompts())
     for prompt, group in zip(prompts(), groups, strict=True):
@@ -75,18 +69,11 @@ def check_complete(groups: list[list[Completion]], model: Any, version: int) -> 
         assert {completion.weight_version for completion in group} == {version}
 
 
-def on_call(
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type,
-    method: str,
-    number: int,
-    act: Callable[[], None],
-    of: Engine | None = None,
-) -> None:
+def on_call(monkeypatch, kind, method, number, act, of=None):
     """Call `act` before call `number`, counted from 1, of `kind`'s method; `of` counts only one engine's calls."""
     original, calls = getattr(kind, method), []
 
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(self, *args, **kwargs):
         if of is None or self.engine == of:
             calls.append(self)
             if len(calls) == number:

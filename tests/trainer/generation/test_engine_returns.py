@@ -1,20 +1,13 @@
 """Two ranks lose their engines, which are fake: both wait and push together, or name the engine that stays away."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from grpo_spec.contract import Contract
 from support.paths import PROGRAMS
 from support.trainer.engines import make_contract, with_ranks
 from support.trainer.launchers import eventually
-
-StartEngine = Callable[..., Any]
 
 
 @pytest.fixture
@@ -27,7 +20,7 @@ def start_engine(start_program, tmp_path):
     return start
 
 
-def contract_of(folder: Path, *, timeout: int) -> Contract:
+def contract_of(folder, *, timeout):
     """Write and return a contract of two ranks and two engines that get no weights."""
     contract = with_ranks(make_contract(Path("/nowhere"), [(1, 1), (1, 1)], restarts=True, timeout=timeout), 2)
     contract = contract.model_copy(update={"transfers": ()})
@@ -35,7 +28,7 @@ def contract_of(folder: Path, *, timeout: int) -> Contract:
     return contract
 
 
-def lose_all(contract: Contract, start_engine: StartEngine, start_ranks: Callable[..., Any], folder: Path) -> Any:
+def lose_all(contract, start_engine, start_ranks, folder):
     """Start ranks and kill both engines while each works on a prompt of rank 1; return the ranks."""
     running = [start_engine(engine, f"{engine.name}.1", "hangs") for engine in contract.engines]
     ranks = start_ranks([str(PROGRAMS / "restart_ranks.py"), str(folder)], 2)

@@ -1,13 +1,9 @@
 """The watch over engines ends a rank whose engine is lost or hangs, and names it; a slow engine may take long."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 from support.trainer.launchers import free_ports
 
@@ -36,7 +32,7 @@ link.close()
 """
 
 
-def run_rank(start_program: Any, folder: Path, how: str, *, engine: str) -> tuple[int, str, str, str]:
+def run_rank(start_program, folder, how, *, engine):
     """Run a rank with an engine; with `how` "stuck", the engine is killed while the rank waits for something else.
 
     Returns:
@@ -54,7 +50,6 @@ def run_rank(start_program: Any, folder: Path, how: str, *, engine: str) -> tupl
     command = [sys.executable, "-c", RANK, str(port), how]
     rank = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert rank.stdout is not None
         assert rank.stdout.readline() == "watching\n"
         if how == "stuck":
             server.kill()

@@ -3,21 +3,16 @@
 The engines have no model, but join and receive as vLLM's workers do; how they hang is the test's.
 """
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from grpo_spec.contract import Contract, Engine
 from grpo_workload.generation.servers import joining
 from grpo_workload.generation.servers.engine_link import EngineLink
 from grpo_workload.generation.servers.engine_watch import Timing
@@ -36,12 +31,12 @@ TIMING = Timing(poll=0.2, lost=5, late=0, away=0.2, join=JOIN, again=AGAIN)
 class Started:
     """Engines as processes, and the generator that pushes to them."""
 
-    def __init__(self, folder: Path, contract: Contract, start_program: Callable[..., Any]) -> None:
+    def __init__(self, folder, contract, start_program):
         self.folder, self.contract, self._start_program = folder, contract, start_program
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.version = 0  # of the current weights
 
-    def engine(self, position: int, how: str = "joins", *, is_stuck: bool = False) -> Engine:
+    def engine(self, position, how="joins", *, is_stuck=False):
         engine = self.contract.engines[position]
         name = f"{engine.name}.1"
         if is_stuck:
@@ -49,10 +44,10 @@ class Started:
         self.running[name] = self._start_program("light_engine.py", engine.port, name, self.folder, how)
         return engine
 
-    def stuck(self, engine: Engine, how: str = "stuck") -> Path:
+    def stuck(self, engine, how="stuck"):
         return self.folder / f"{engine.name}.1.{how}"
 
-    def received(self, version: int) -> dict[str, float]:
+    def received(self, version):
         """Return the sum of the weights of a version, by the process that received them."""
         found = self.folder.glob(f"*-{version}")
         return {path.name.removesuffix(f"-{version}"): float(path.read_text()) for path in found}
@@ -78,16 +73,16 @@ def generator(engines):
     ready.close()
 
 
-def ones(value: float) -> Export:
+def ones(value):
     weight = Weight("weight", (torch.full((4,), value),), torch.Tensor.clone)
     return Export([weight], is_partitioned=False)
 
 
-def await_engine(generator: ServerGenerator, engine: Engine) -> None:
+def await_engine(generator, engine):
     eventually(lambda: engine.name in generator._link.observe().processes, f"the ranks see {engine.name}")
 
 
-def push(engines: Started, generator: ServerGenerator, version: int) -> float:
+def push(engines, generator, version):
     """Push a version; return how long that took, in seconds."""
     engines.version, start = version, time.monotonic()
     generator.sync_weights(ones(version), version)
@@ -112,7 +107,6 @@ def test_a_newcomer_that_cannot_join_is_named_and_left_out_while_others_get_weig
     bad = engines.engine(2, how, is_stuck=is_stuck)
     await_engine(generator, bad)
     sender = generator._pusher.sender
-    assert sender is not None
     group = sender._formed
 
     assert push(engines, generator, 2) < JOIN + 5

@@ -22,22 +22,19 @@ TURNS = (b"append 4", b"roll", b"pid", b"append 5", b"done")
 
 
 class Words:
-    """Tokens are bytes: a turn names a tool, and its argument if it has one; `done` calls nothing."""
+    """`episodes.Words` of bytes: a turn names a tool, and its argument if it has one; `done` calls nothing."""
 
     def calls(self, token_ids):
-        """See `episodes.Words`."""
         text = bytes(token_ids[:-1]).decode()
         name, _, number = text.partition(" ")
         arguments = {"number": int(number)} if number else {}
         return text, "", [] if name == "done" else [ToolCall(name=name, arguments=arguments)]
 
     def results(self, last, answers):
-        """See `episodes.Words`."""
         messages = [{"role": "tool", "name": name, "content": text} for name, text in answers]
         return [token for _, text in answers for token in text.encode()], messages
 
     def observed(self, prompt, text):
-        """See `episodes.Words`."""
         return (*prompt.token_ids, *text.encode())
 
 

@@ -3,17 +3,14 @@
 Calls are repeated only where that is safe, and each error names the engine to blame and what it did.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import math
 import pickle
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import aiohttp
 import numpy as np
@@ -42,12 +39,12 @@ ANSWER = {
 }
 
 
-def engine(port: int, name: str = "engine-3", **sizes: int) -> Engine:
+def engine(port, name="engine-3", **sizes):
     return Engine(name=name, pod="pod-3", group="g", host="127.0.0.1", port=port, devices=(0,), **sizes)
 
 
 @asynccontextmanager
-async def client_of(path: str, handler: Handler, deadline: float = 20) -> AsyncIterator[EngineClient]:
+async def client_of(path, handler, deadline=20):
     """Yield a client of a server that answers `path` with `handler`."""
     app = web.Application()
     app.add_routes([web.route("*", path, handler)])
@@ -64,25 +61,24 @@ async def client_of(path: str, handler: Handler, deadline: float = 20) -> AsyncI
 class Failing:
     """Handler that fails `times` times and then answers."""
 
-    def __init__(self, times: int, failure: Handler, answer: Any) -> None:
+    def __init__(self, times, failure, answer):
         self.calls, self.times, self.failure, self.answer = 0, times, failure, answer
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request):
         self.calls += 1
         return await self.failure(request) if self.calls <= self.times else web.json_response(self.answer)
 
 
-async def drop(request: web.Request) -> web.StreamResponse:
-    assert request.transport is not None
+async def drop(request):
     request.transport.abort()
     return web.Response()
 
 
-async def busy(_: web.Request) -> web.StreamResponse:
+async def busy(_):
     return web.Response(status=503, text="paused")
 
 
-async def broken(_: web.Request) -> web.StreamResponse:
+async def broken(_):
     return web.Response(status=500, text="shape mismatch in layer 3")
 
 
@@ -109,29 +105,25 @@ async def test_experts_that_a_completion_was_routed_to_are_as_the_engine_saved_t
         np.testing.assert_array_equal(completion.routed_experts, routed)
 
 
-@pytest.mark.parametrize("failure", [drop, busy, broken])
-async def test_steps_of_an_update_are_never_repeated(failure):
-    handler = Failing(9, failure, {})
-    async with client_of("/update_weights", handler.handle) as client:
-        with pytest.raises(EngineError, match=r"engine engine-3 \(pod pod-3, 127.0.0.1:\d+\) .*/update_weights"):
-            await client.update({"names": []})
-    assert handler.calls == 1
+UPDATE = r"engine engine-3 \(pod pod-3, 127.0.0.1:\d+\) .*/update_weights"
 
 
-async def test_attempts_are_bounded():
-    handler = Failing(99, drop, {})
-    async with client_of("/resume", handler.handle) as client:
-        with pytest.raises(EngineError, match="lost or refused the connection"):
-            await client.resume()
-    assert handler.calls == ATTEMPTS
-
-
-async def test_a_call_that_the_engine_fails_is_not_repeated():
-    handler = Failing(9, broken, {})
-    async with client_of("/resume", handler.handle) as client:
-        with pytest.raises(EngineError, match="answered /resume with 500: shape mismatch in layer 3"):
-            await client.resume()
-    assert handler.calls == 1
+@pytest.mark.parametrize(
+    ("failure", "call", "said", "calls"),
+    [
+        *((failure, lambda client: client.update({"names": []}), UPDATE, 1) for failure in (drop, busy, broken)),
+        (drop, EngineClient.resume, "lost or refused the connection", ATTEMPTS),
+        (broken, EngineClient.resume, "answered /resume with 500: shape mismatch in layer 3", 1),
+    ],
+)
+async def test_attempts_are_bounded_and_no_step_of_an_update_and_no_error_of_the_engine_is_repeated(
+    failure, call, said, calls
+):
+    handler = Failing(99, failure, {})
+    async with client_of("/{step}", handler.handle) as client:
+        with pytest.raises(EngineError, match=said):
+            await call(client)
+    assert handler.calls == calls
 
 
 async def test_the_deadline_ends_a_call_which_is_not_tried_again():

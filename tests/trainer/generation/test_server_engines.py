@@ -3,8 +3,6 @@
 One server has two data-parallel copies, the other has one copy over two workers.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 import os
@@ -13,16 +11,14 @@ import signal
 import time
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from grpo_spec.reports import ExitCode, Outcome
-from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
-from grpo_workload.algorithm.samples import Completion, Prompt, Sample
+from grpo_workload.algorithm.samples import Prompt, Sample
 from grpo_workload.generation import vllm_api
 from grpo_workload.generation.servers import weight_sender
 from grpo_workload.generation.servers.errors import EngineDiffersError, EngineError
@@ -30,7 +26,7 @@ from grpo_workload.generation.servers.generator import ServerGenerator
 from grpo_workload.generation.servers.token_watch import replicas
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.ranks.seeds import sample_seed
-from grpo_workload.weights.export import Export, Weight, full
+from grpo_workload.weights.export import Export, full
 from support.paths import PROGRAMS
 from support.trainer.corrupt import CHANGES, changing
 from support.trainer.engines import (
@@ -59,7 +55,7 @@ def engines(tiny_model, tmp_path_factory):
         yield pods
 
 
-def assert_refused(generator: ServerGenerator, model: Any, weights: list[Weight], version: int, message: str) -> None:
+def assert_refused(generator, model, weights, version, message):
     """Assert that engines refuse `weights`, and take the model's afterwards."""
     before = generator._version
     with pytest.raises(EngineDiffersError, match=message):
@@ -166,7 +162,7 @@ def test_the_metrics_of_each_copy_change_with_what_it_samples(generator):
     )
 
 
-def metrics_of(generator: ServerGenerator) -> list[dict[str, str]]:
+def metrics_of(generator):
     """Return vLLM's samples of each copy, by engine."""
     link = generator._link
     return [replicas(link.run(client.metrics())) for client in link.clients]
@@ -232,7 +228,7 @@ def test_sampling_goes_on_through_a_push(engines, generator, model):
             assert difference(model, prompt, one, training).max() < 1e-4
 
 
-def difference(model: Any, prompt: Prompt, completion: Completion, training: TrainingConfig) -> torch.Tensor:
+def difference(model, prompt, completion, training):
     """Return |log-probability of the trainer - of the engine| of each token, under penalties."""
     batch = micro_batch([Sample(prompt=prompt, completion=completion, reward=0.0, advantage=0.0)])
     with torch.no_grad():
@@ -240,7 +236,7 @@ def difference(model: Any, prompt: Prompt, completion: Completion, training: Tra
     return (own - torch.tensor(completion.logprobs)).abs()
 
 
-def tokens_sampled(generator: ServerGenerator) -> list[float]:
+def tokens_sampled(generator):
     """Return how many tokens each engine has sampled so far. This never falls, so no moment is missed."""
     link = generator._link
     texts = [link.run(client.metrics()) for client in link.clients]

@@ -1,9 +1,6 @@
 """Episodes on engines that die, which are fake: what is lost is sampled again, and nothing else is."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,10 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from grpo_spec.contract import Contract
-from grpo_workload.algorithm.samples import Completion, Message, Prompt
-from grpo_workload.environments.base import EnvironmentLostError, ToolCall, ToolResult
-from grpo_workload.environments.requests import Endpoint
+from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.generation.base import SILENCE
 from grpo_workload.generation.episodes import Episodes
 from grpo_workload.generation.gateway.programs import Programs
@@ -34,9 +28,9 @@ class Talk:
 
     timeout_seconds = 60.0
 
-    async def begin(self) -> None: ...
+    async def begin(self): ...
 
-    async def run(self, endpoint: Endpoint) -> float | None:
+    async def run(self, endpoint):
         messages: list[Any] = [{"role": "user", "content": "17"}]
         async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
             for _ in range(2):
@@ -44,52 +38,52 @@ class Talk:
                 messages += [answer.choices[0].message, {"role": "user", "content": "more"}]
         return 0.5
 
-    async def late(self) -> EnvironmentLostError:
+    async def late(self):
         raise AssertionError
 
-    async def close(self) -> None: ...
+    async def close(self): ...
 
 
 class Chatting:
     """`base.Sessions` of that program, and the `conversation.Words` that it needs."""
 
-    def open(self, columns: Mapping[str, Any], seed: int) -> Talk:
+    def open(self, columns, seed):
         return Talk()
 
-    def begin(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+    def begin(self, messages, tools):
         return [int(messages[0]["content"])]
 
-    def reply(self, last: int, messages: Sequence[Message], called: str | None) -> list[int]:
+    def reply(self, last, messages, called):
         return RESULT
 
-    def read(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> tuple[str, str, list[ToolCall]]:
+    def read(self, token_ids, tools):
         return "said", "said", []
 
 
 class Tool(ScriptedSession):
     """Sessions of one tool, which count what is done in them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.events: list[str] = []
 
-    def open(self, columns: Mapping[str, Any], seed: int) -> Tool:
+    def open(self, columns, seed):
         return self
 
-    async def reset(self) -> str:
+    async def reset(self):
         self.events.append("reset")
         return ""
 
-    async def call(self, calls: Sequence[ToolCall], seconds: float) -> list[ToolResult]:
+    async def call(self, calls, seconds):
         self.events.append("call")
         return await super().call(calls, seconds)
 
-    async def end(self) -> tuple[float | None, bytes | None]:
+    async def end(self):
         self.events.append("end")
         return await super().end()
 
 
-def asked(path: Path) -> list[tuple[list[int], int]]:
+def asked(path):
     """Return the tokens and the seed of each request to an engine."""
     return [(one["prompt"], one["seed"]) for one in map(json.loads, path.read_text().splitlines())]
 
@@ -97,7 +91,7 @@ def asked(path: Path) -> list[tuple[list[int], int]]:
 LIMITS = Limits(max_tokens=50, max_prompt_tokens=None, max_iterations=None, seconds=60.0, retries=0)
 
 
-def play(contract: Contract, episodes: Episodes) -> Completion:
+def play(contract, episodes):
     """Play an episode on engines that have been started."""
     timing = Timing(poll=0.1, lost=0.5)
     with closing(EngineLink(contract.engines, deadline=60, restarts=True, timing=timing)) as link:
@@ -127,6 +121,5 @@ def test_an_engine_that_dies_costs_the_turn_alone(is_program, start_program, tmp
     assert [*completion.token_ids] == [*turns[0], *RESULT, *turns[1]]
     assert first[1] != second[1]
     assert tool.events == ([] if is_program else ["reset", "call", "end"])
-    assert completion.episode is not None
     assert (completion.episode.num_turns, completion.episode.retries) == (2, 0)
     assert "sending prompt 3 to another engine: engine engine-0" in caplog.text

@@ -1,7 +1,5 @@
 """Asserts that pods of a job for GPUs end before they start a rank or an engine when there are no CUDA devices."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

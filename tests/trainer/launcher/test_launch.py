@@ -1,13 +1,10 @@
 """Asserts outcomes, messages and HTTP answers of launchers: real processes on loopback, whose ranks are real too."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -30,8 +27,6 @@ HANG = """
     mark("waits")
     time.sleep(120)
 """
-
-MakeWorld = Callable[..., World]
 
 
 @pytest.fixture
@@ -69,7 +64,6 @@ def test_a_pod_that_finishes_much_earlier_is_not_lost(make_world):
 
     assert first.ends().exit_code == ExitCode.DONE
     # pod-0 is gone, and pod-1 has seen that it finished. pod-1 goes on for longer than `lost`.
-    assert second.process is not None
     assert second.process.poll() is None
     assert second.ends().exit_code == ExitCode.DONE
 
@@ -203,7 +197,6 @@ def test_a_killed_launcher_records_it_after_its_restart_and_its_peer_notices(mak
     eventually(lambda: first.marks("waits") and second.marks("waits"), "all ranks run")
     second.signal_ranks(signal.SIGSTOP)  # like ranks that are stuck
     second.signal(signal.SIGKILL)
-    assert second.process is not None
     second.process.wait()
     second.signal_ranks(signal.SIGKILL)  # as the kernel does when a container's first process ends
 

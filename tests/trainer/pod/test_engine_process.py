@@ -1,7 +1,5 @@
 """Asserts what the first process of an engine pod refuses, that it runs once, and which engines ranks use."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 That loop is torch's AdamW on transformers' eager model. Whether ranks may choose different experts: test_step.py.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

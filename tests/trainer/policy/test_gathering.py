@@ -1,7 +1,5 @@
 """Weights that ZeRO-3 keeps in parts are exported whole, with the values of the last step, and stay in parts."""
 
-from __future__ import annotations
-
 from grpo_spec.contract import Device
 from support.trainer.program_errors import assert_gathered
 

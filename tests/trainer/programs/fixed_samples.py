@@ -33,6 +33,13 @@ def make_policy(config, device=Device.CPU, **options):
     return Policy(config, device, timeout_seconds=300, pad_token_id=PAD, **options)
 
 
+def resume(policy, checkpoints, **shape):
+    """Load the newest checkpoint of a run."""
+    source = checkpoints.find(None, world_size=dist.get_world_size(), **shape)
+    assert source is not None
+    source.load(policy)
+
+
 def trained(policy, *, also_frozen=False):
     """Return copies of the parameters that are trained, whole, in host memory."""
     own = {name: one for name, one in policy.module.named_parameters() if one.requires_grad or also_frozen}

@@ -56,9 +56,7 @@ def main(model, data, names):
         checkpoints.save(policy, AutoTokenizer.from_pretrained(model), state)
         straight = list(take_steps(policy, config, [8, 9]))
         resumed = fixed_samples.make_policy(config)
-        source = checkpoints.find(None, world_size=2, zero_stage=int(name[0]))
-        assert source is not None
-        source.load(resumed)
+        fixed_samples.resume(resumed, checkpoints, zero_stage=int(name[0]))
         resumed.rehearse([filler(), filler()], 2)  # leaves the loss scale as it was
         results[name] = {"steps": steps, "straight": straight, "resumed": list(take_steps(resumed, config, [8, 9]))}
         resumed.deepspeed_engine.optimizer.loss_scaler.cur_scale = 1.0

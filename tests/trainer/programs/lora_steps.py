@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fixed_samples import make_policy, take_step, trained
+from fixed_samples import make_policy, resume, take_step, trained
 from results import error_of
 from transformers import AutoTokenizer
 
@@ -57,11 +57,9 @@ def main(model, folder, beta, plans):
         result["skipped"] = take_step(policy, 4, config.training, broken=True)["skipped"], parameters(policy)
 
         result["refusal"] = error_of(checkpoints.find, None, **shape)
-        source = checkpoints.find(None, lora=config.adapters, **shape)
         torch.manual_seed(7)
         resumed = make_policy(config)
-        assert source is not None
-        source.load(resumed)
+        resume(resumed, checkpoints, zero_stage=int(stage), lora=config.adapters)
         result["resumed"] = take_step(resumed, 3, config.training), parameters(resumed)
         if not whole:
             assert config.lora is not None

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fixed_samples import by_rank, make_policy, samples, take_step, train_on
+from fixed_samples import by_rank, make_policy, resume, samples, take_step, train_on
 from results import error_of
 from transformers import AutoTokenizer
 
@@ -187,9 +187,7 @@ def run(model, data, plan, tokenizer):
     result["away"].append(take_steps(policy, config, (3,)))
 
     resumed = make_policy(config)
-    source = checkpoints.find(None, world_size=2, zero_stage=stage)
-    assert source is not None
-    source.load(resumed)
+    resume(resumed, checkpoints, zero_stage=stage)
     result["chosen"].append(choose(resumed, 1))
     result["loaded"] = states(resumed)
     result["resumed"] = take_steps(resumed, config, (3,))

@@ -12,15 +12,9 @@ from support.trainer.object_storage import BUCKET
 URL = f"s3://{BUCKET}/math/ns/job/uid"
 
 
-@pytest.fixture
-def server(object_storage):
-    return object_storage
-
-
 @pytest.fixture(autouse=True)
-def credentials(server, monkeypatch):
-    for name, value in server.env.items():
-        monkeypatch.setenv(name, value)
+def server(storage):
+    return storage
 
 
 def export(folder, step, text):

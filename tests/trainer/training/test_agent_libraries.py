@@ -10,13 +10,14 @@ import os
 import socket
 import subprocess
 import sys
-import time
+from contextlib import closing
 
 import pytest
 
 from grpo_spec.reports import ExitCode
 from support.paths import ROOT
 from support.trainer.gateway import Engine, config_of, play, start
+from support.trainer.launchers import eventually, free_ports
 from support.trainer.rank_server import PYTHONPATH
 from support.trainer.trainings import lines_of, make_config
 
@@ -28,20 +29,14 @@ CALL = '<tool_call>\n{"name": "calculator_multiply", "arguments": {"a": 6, "b": 
 @pytest.fixture(scope="module")
 def port():
     """The port of an OpenEnv server."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        number = found.getsockname()[1]
+    (number,) = free_ports(1)
     server = subprocess.Popen(
         [sys.executable, ROOT / "tests/support/trainer/with_openenv.py", str(number)],
         env=os.environ | {"PYTHONPATH": PYTHONPATH},
     )
     try:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and server.poll() is None:
-            with socket.socket() as trial:
-                if trial.connect_ex(("127.0.0.1", number)) == 0:
-                    break
-            time.sleep(0.2)
+        with closing(socket.socket()) as trial:
+            eventually(lambda: trial.connect_ex(("127.0.0.1", number)) == 0, "the server listens", 120)
         yield number
     finally:
         server.kill()

@@ -1,7 +1,5 @@
 """One family for each kind of layer trains as a job: two steps under ZeRO-3, and a third from its checkpoint."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,10 +1,6 @@
 """Tiny vision-language models are trained on images that the test makes, in every topology."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -12,7 +8,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from grpo_spec.contract import Contract
 from grpo_spec.reports import ExitCode
-from support.trainer.colours import LEARNT, make_rows
+from support.trainer.colours import LEARNT, make_job, make_rows
 from support.trainer.engines import Engines, make_contract, with_ranks
 from support.trainer.tiny_vision import make_tiny_vision
 from support.trainer.trainings import lines_of
@@ -20,27 +16,12 @@ from support.trainer.trainings import lines_of
 pytestmark = pytest.mark.vllm
 
 
-def make_job(model: Path, rows: str, *, max_steps: int, **training: Any) -> dict[str, Any]:
-    return {
-        "model": {"path": str(model), "dtype": "float32"},
-        "dataset": {"path": rows, "dataloaderNumWorkers": 0},
-        "rewards": [{"name": "colour", "function": "colour_reward:right_colour"}],
-        "training": {
-            "maxSteps": max_steps,
-            "promptsPerStep": 6,
-            "numGenerations": 8,
-            "learningRate": 1e-2,
-            "lrSchedulerType": "constant",
-            "maxCompletionLength": 2,
-            "perDeviceTrainBatchSize": 8,
-        }
-        | training,
-        "generation": {"maxModelLen": 128, "kvCacheMemory": "64Mi", "engineArgs": {"enforce_eager": True}},
-        "storage": {"checkpointEverySteps": 2, "keep": 100},
-    }
+def job_of(model, rows, max_steps):
+    made = make_job(model, "float32", rows, maxSteps=max_steps, perDeviceTrainBatchSize=8)
+    return made | {"storage": {"checkpointEverySteps": 2, "keep": 100}}
 
 
-def check_saved(run_dir: Path, step: int, model: Path, family: str) -> None:
+def check_saved(run_dir, step, model, family):
     """Weights of the tower have changed, and transformers loads the model with its processor."""
     saved = run_dir / "checkpoints" / f"step-{step}" / "model"
     weights, initial = (load_file(folder / "model.safetensors") for folder in (saved, model))
@@ -58,11 +39,11 @@ def test_a_model_learns_to_tell_colours_and_resumes_from_the_journal(start_train
     model, rows = make_tiny_vision(tmp_path / "model", "qwen2_5_vl"), make_rows(tmp_path / "rows")
     run_dir = tmp_path / "data" / "ns" / "job" / "uid"
     zero_3 = {"parallelism": {"zeroStage": 3}}
-    ranks = start_training(make_job(model, rows, max_steps=4) | zero_3, 2)
+    ranks = start_training(job_of(model, rows, 4) | zero_3, 2)
     assert ranks.exit_codes() == [ExitCode.DONE] * 2, ranks.logs()
     before = lines_of(run_dir / "metrics.jsonl")
     shutil.rmtree(run_dir / "checkpoints" / "step-4")  # as if the ranks had been killed before they wrote it
-    ranks = start_training(make_job(model, rows, max_steps=20) | zero_3, 2)
+    ranks = start_training(job_of(model, rows, 20) | zero_3, 2)
     assert ranks.exit_codes() == [ExitCode.DONE] * 2, ranks.logs()
     after = lines_of(run_dir / "metrics.jsonl")
     assert (before[2]["tokens_per_second"] > 0, after[2]["ranks/generated_tokens_per_second/max"]) == (True, 0), "known"
@@ -73,7 +54,7 @@ def test_a_model_learns_to_tell_colours_and_resumes_from_the_journal(start_train
     check_saved(run_dir, 20, model, "qwen2_5_vl")
 
 
-def in_the_trainers_pod(contract: Contract, ranks: int) -> Contract:
+def in_the_trainers_pod(contract, ranks):
     """Return another job in NodeLocal, which has the same engine."""
     values = with_ranks(contract, ranks).model_dump(mode="json", by_alias=True)
     values["job"]["uid"] = "node-local"
@@ -86,7 +67,7 @@ def test_engines_get_images_over_http_and_the_weights_of_the_tower(start_ranks, 
     """First on a pod of their own; then next to two ranks, of which the first pushes weights for the second, too."""
     model, rows = make_tiny_vision(tmp_path / "model", "internvl"), make_rows(tmp_path / "rows")
     contract = make_contract(model, [(1, 1)])
-    job = make_job(model, rows, max_steps=3)
+    job = job_of(model, rows, 3)
     job["generation"] |= {"topology": "Server"}
     values = contract.model_dump(mode="json", by_alias=True) | {"config": job, "durable": True}
     (tmp_path / "engines").mkdir()

@@ -3,11 +3,7 @@
 So engines that went on had the weights of the checkpoint, and not newer ones that they had got before.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -28,10 +24,10 @@ FORGETS = "setting pause state"
 class Killer:
     """Kills the rank as soon as so many steps are finished and it is in a phase; FORGETS is the engine's word."""
 
-    def __init__(self, folder: Path, plan: list[tuple[int, str]]) -> None:
+    def __init__(self, folder, plan):
         self._folder, self.left = folder, list(plan)
 
-    def __call__(self, finished: int) -> None:
+    def __call__(self, finished):
         if not self.left or finished < self.left[0][0]:
             return
         _, where = self.left[0]
@@ -45,17 +41,17 @@ class Killer:
                 rank.kill()
                 self.left.pop(0)
 
-    def _phase(self) -> str:
+    def _phase(self):
         with suppress(OSError):  # an attempt that begins forgets them
             for phase in self._folder.glob("run/*/pods/bench-t-0/phases/0"):
                 return phase.read_text()
         return ""
 
-    def _engine_log(self) -> str:
+    def _engine_log(self):
         return "".join(log.read_text() for log in self._folder.glob("run/*/pods/bench-e-0/launcher.log"))
 
 
-def train(folder: Path, plan: list[tuple[int, str]]) -> list[dict[str, Any]]:
+def train(folder, plan):
     """Return the metrics of all steps of a job whose rank is killed as `plan` says."""
     folder.mkdir()
     model = make_model(folder.parent / "model", "tiny", "cpu", kind="qwen2", max_length=4096)

@@ -1,7 +1,5 @@
 """Every topology samples, evaluates and learns the same, on one, two or three ranks."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 
@@ -9,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_spec.contract import Contract
 from grpo_spec.generation import Topology
 from support.trainer.engines import Engines, make_contract, with_ranks
 
@@ -51,7 +48,7 @@ def server(model, tmp_path_factory):
         yield contract
 
 
-def placed(server: Contract, topology: Topology) -> Contract:
+def placed(server, topology):
     """Return the same job in another topology.
 
     NodeLocal: the engine runs in the trainer's pod, next to three ranks under ZeRO-3. Colocate: two ranks hold an

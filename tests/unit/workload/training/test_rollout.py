@@ -97,12 +97,10 @@ def test_a_journalled_group_is_used_again_only_where_it_is_what_the_job_would_sa
     assert {sample.prompt.token_ids for sample in rollout.samples} == {(0, 0), (0, 1)}
 
 
-def test_an_attempt_whose_reward_fails_journals_nothing_and_the_next_one_asks_it_of_groups_that_are_missing_alone(
-    tmp_path: Path,
-) -> None:
-    asked: list[int] = []
+def test_an_attempt_whose_reward_fails_journals_nothing_and_the_next_asks_it_of_missing_groups_alone(tmp_path):
+    asked = []
 
-    def scores(prompts: list[Any], completions: list[Any]) -> list[float]:
+    def scores(prompts, completions):
         asked.append(len(completions))
         return [1.0 / (len(asked) - 1)] * len(completions)
 
