@@ -66,7 +66,7 @@ ROOMS = {  # name: (modules, their tests)
             for name in ("writes", "copies", "arrivals", "audit", "derived", "reload")
         ],
         [f"{UNIT}/weights"]
-        + [f"{UNIT}/generation/test_{name}.py" for name in ("audit", "derived", "reload", "writes")]
+        + [f"{UNIT}/generation/test_{name}.py" for name in ("derived", "reload", "writes")]
         + [f"{UNIT}/policy/test_{name}.py" for name in ("checkpoint_names", "adapter_weights")],
     ),
     "decide": (["operator/grpo_operator/decide/*.py"], ["tests/unit/operator/decide"]),

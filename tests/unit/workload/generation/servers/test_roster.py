@@ -1,14 +1,19 @@
-"""The roster of engines: whatever the order of restarts, no process is used that missed the last completed push."""
+"""The roster of engines: whatever the order of restarts, no process is used that missed the last completed push.
+
+How long engines are left out that cannot take part in pushes, and what brings them back.
+"""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from grpo_spec.contract import Engine
+from grpo_workload.generation.servers.errors import EngineError
 from grpo_workload.generation.servers.roster import Observation, Roster, agreed, is_lost
+from grpo_workload.generation.servers.set_aside import LONGEST, SetAside
 
 NAMES = ("a", "b", "c")
-ENGINE = Engine(name="a", pod="a-0", group="g", host="h", port=1, devices=(0,))
+ENGINE = Engine(name="b", pod="job-b", group="g", host="h", port=80, devices=(0,), elastic=True)
 
 
 class Engines(RuleBasedStateMachine):
@@ -98,3 +103,54 @@ def test_an_elastic_engine_is_used_if_all_ranks_see_the_same_process_and_is_neve
     for name in together.keys() & elastic:
         rest = {engine: process for engine, process in seen[0].items() if engine != name}
         assert is_lost(together, [*ranks, Observation(processes=rest)], elastic)
+
+
+WHY = EngineError(ENGINE, "hangs")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def seen(**processes: str) -> Observation:
+    return Observation(processes=processes)
+
+
+def test_it_is_left_out_twice_as_long_each_time_up_to_an_hour():
+    aside = SetAside(60, clock := Clock())
+    waits = []
+    for _ in range(9):
+        waits.append(seconds := aside.add("b.1", WHY))
+        clock.now += seconds - 1
+        assert aside.rest(seen(a="a.1", b="b.1")) == seen(a="a.1")
+        clock.now += 1
+        assert aside.rest(seen(a="a.1", b="b.1")) == seen(a="a.1", b="b.1"), "it is tried again"
+    assert waits == [60, 120, 240, 480, 960, 1920, LONGEST, LONGEST, LONGEST]
+
+
+def test_another_process_of_the_engine_is_tried_at_once():
+    aside = SetAside(60, Clock())
+    assert aside.add("b.1", WHY) == 60
+    assert aside.add("b.1", WHY) == 120
+    assert aside.rest(seen(b="b.2")) == seen(b="b.2")
+    assert aside.reasons() == []
+    assert aside.add("b.2", WHY) == 60
+
+
+def test_it_is_named_while_its_pod_is_there_until_it_has_weights():
+    aside = SetAside(60, clock := Clock())
+    assert aside.reasons() == []
+    aside.add("b.1", WHY)
+    reason = "engine b (pod job-b, h:80) hangs; it gets no weights and no prompts, and is tried again every 60 s"
+    assert aside.reasons() == [reason]
+    aside.rest(seen(a="a.1"))
+    assert aside.reasons() == [], "its pod is gone"
+    clock.now += 61
+    aside.rest(seen(b="b.1"))
+    assert aside.reasons() == [reason]
+    aside.joined({"a": "a.1", "b": "b.1"})
+    assert aside.reasons() == []
+    assert aside.add("b.1", WHY) == 60, "what it has overcome no longer counts"
