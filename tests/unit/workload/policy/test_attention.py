@@ -41,14 +41,6 @@ def test_a_window_that_a_layer_does_not_pass_on_is_not_ignored():
         attention.attend(layer, query, query, query, None, **BOUNDS)
 
 
-def test_values_may_have_a_smaller_head_size_than_keys():
-    """As in latent attention (MLA). The kernel for GPUs: tests/gpu/test_kernels.py."""
-    query, value = torch.rand(1, 2, 3, 24), torch.rand(1, 2, 3, 16)
-    output, _ = attention.attend(torch.nn.Identity(), query, query, value, None, **BOUNDS)
-    expected = torch.nn.functional.scaled_dot_product_attention(query, query, value, is_causal=True)
-    torch.testing.assert_close(output, expected.transpose(1, 2))
-
-
 @pytest.mark.parametrize("rows", [4, 7, 64])
 @pytest.mark.parametrize("window", [None, 3])
 def test_blocks_of_any_size_compute_the_same(rows, window, monkeypatch):

@@ -38,10 +38,15 @@ def make_contract(folder: Path, model: dict[str, Any] | None = None, **sections:
     return Contract.model_validate(contract_json(config, gpus=2, device="cpu"))
 
 
-def check(folder: Path, config: PreTrainedConfig, model: dict[str, Any] | None = None, **sections: Any) -> None:
-    """Look at what a job does when it starts, at a folder with nothing but the configuration."""
-    config.save_pretrained(folder)
+def refuse(folder: Path, model: dict[str, Any] | None = None, **sections: Any) -> None:
+    """Look at what a job does when it starts."""
     refuse_unfit(Subject(make_contract(folder, model, **sections)), logs=False)
+
+
+def check(folder: Path, config: PreTrainedConfig, *model: dict[str, Any], **sections: Any) -> None:
+    """Look at a folder with nothing but the configuration."""
+    config.save_pretrained(folder)
+    refuse(folder, *model, **sections)
 
 
 def shapes(model: Any) -> set[tuple[str, tuple[int, ...]]]:
@@ -141,7 +146,7 @@ def test_saved_adapters_must_be_of_the_model(tmp_path):
 
 def test_files_that_are_no_model_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"model.path: there is no folder .*/none in the container; is its volume"):
-        refuse_unfit(Subject(make_contract(tmp_path / "none")), logs=False)
+        refuse(tmp_path / "none")
     for content, message in (
         ("{}", "cannot load .*: Unrecognized model"),
         ('{"model_type": "of_tomorrow"}', "cannot load .* model type `of_tomorrow`"),
@@ -150,10 +155,10 @@ def test_files_that_are_no_model_are_refused(tmp_path):
     ):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(ConfigError, match=f"model.path: {message}"):
-            refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
+            refuse(tmp_path)
     LoraConfig(base_model_name_or_path="org/base").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"model.path: .* holds adapters, .*merge_and_unload\(\)"):
-        refuse_unfit(Subject(make_contract(tmp_path)), logs=False)
+        refuse(tmp_path)
 
 
 def found_in(contract: Contract, *, is_example: bool = False) -> dict[str, Finding]:
@@ -234,10 +239,10 @@ def test_a_vision_family_works_without_its_weights(family, tmp_path):
     assert found["inputs"].text == "text and images, the vision tower frozen"
     config = make_contract(folder).config
     assert shapes(empty_model(config)) == shapes(load_model(config, torch.device("cpu")))
-    refuse_unfit(Subject(make_contract(folder, lora={})), logs=False)
-    refuse_unfit(Subject(make_contract(folder, {"freezeVisionTower": True}, **TO_SERVERS)), logs=False)
+    refuse(folder, lora={})
+    refuse(folder, {"freezeVisionTower": True}, **TO_SERVERS)
     with pytest.raises(ConfigError, match=r"lora.push: adapters does not work for a vision tower"):
-        refuse_unfit(Subject(make_contract(folder, **TO_SERVERS)), logs=False)
+        refuse(folder, **TO_SERVERS)
 
 
 def test_calls_are_looked_at_in_jobs_with_tools_alone(tmp_path):
@@ -247,7 +252,7 @@ def test_calls_are_looked_at_in_jobs_with_tools_alone(tmp_path):
     assert finding.verdict == "refused"
     assert finding.text.startswith("model.chatTemplate: the model's chat template leaves out calls")
     with pytest.raises(ConfigError, match="leaves out calls"):
-        refuse_unfit(Subject(make_contract(folder, **tools)), logs=False)
+        refuse(folder, **tools)
     finding = found_in(make_contract(folder, {"chatTemplate": TOOL_TEMPLATE}, **tools))["calls"]
     assert finding == Finding(
         "calls", "works", "the chat template writes calls and results; the parser hermes reads calls"
