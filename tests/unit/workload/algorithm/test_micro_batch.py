@@ -107,9 +107,7 @@ def test_what_goes_to_another_rank_has_all_that_the_loss_needs_and_nothing_else(
     bare = replace(sample, prompt=prompt, extra={"r": {"note": "x"}}).bare()
     assert bare == replace(sample, prompt=replace(sample.prompt, images=replace(images, images=())))
     assert sample.bare() == sample
-    episode = Episode(
-        messages=({"role": "assistant"},), context=((1, 2),), prompt_ids=(1,), observation="o", state=b"s"
-    )
+    episode = Episode(messages=({},), context=((1, 2),), prompt_ids=(1,), observation="o", state=b"s")
     acted = replace(sample, completion=replace(sample.completion, episode=episode))
     assert acted.bare().completion.episode == Episode(context=((1, 2),), prompt_ids=(1,))
 

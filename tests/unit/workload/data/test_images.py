@@ -117,9 +117,7 @@ def test_a_prompt_has_the_tokens_of_the_processor(folders, family):
     assert not {IMAGE, START, END} & set(without.token_ids)
 
 
-@pytest.mark.parametrize(
-    ("size", "smaller"), [((400, 100), (200, 50)), ((100, 100), (100, 100)), ((3, 90_000), (1, 10_000))]
-)
+@pytest.mark.parametrize(("size", "smaller"), [((400, 100), (200, 50)), ((9, 9), (9, 9)), ((3, 90_000), (1, 10_000))])
 def test_images_of_too_many_pixels_are_made_smaller_for_model_and_engines(folders, size, smaller):
     given = Image.new("RGB", size, "red")
     assert shrunk(given, 10_000).size == smaller
@@ -162,9 +160,7 @@ def test_what_cannot_be_used_names_its_row(folders, tmp_path):
 
 def test_models_and_jobs_without_images_refuse_rows_that_have_them(folders, tmp_path):
     llama = make_tiny_model(tmp_path / "model")
-    with pytest.raises(
-        ConfigError, match=r"model\.path: .* is a llama, which cannot be trained on prompts with images"
-    ):
+    with pytest.raises(ConfigError, match=r"model.path: .* is a llama, which cannot be trained on prompts with images"):
         make_maker(llama)(0, {"prompt": ASKED, "image": RED})
     assert make_maker(llama)(0, {"prompt": ASKED, "image": None}).images is None
     config = CONFIG | {"model": {"path": str(folders["internvl"])}}

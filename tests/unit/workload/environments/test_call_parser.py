@@ -141,9 +141,8 @@ def test_a_response_template_comes_first():
     assert parser.name == "hf"
     content, (call,) = parser.parse(f"<think>\nhm\n</think>\n\nSo: {CALL}")
     assert (content, call.name, call.arguments) == ("So:", "multiply", {"a": 6, "b": 7})
-    assert parser.parse("<tool_call>{</tool_call>")[1] == [
-        ToolCall(name="", arguments=None, text="<tool_call>{</tool_call>")
-    ]
+    broken = "<tool_call>{</tool_call>"
+    assert parser.parse(broken)[1] == [ToolCall(name="", arguments=None, text=broken)]
 
 
 def test_the_named_parser(caplog):

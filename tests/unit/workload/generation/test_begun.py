@@ -48,13 +48,9 @@ class Engine:
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
-def test_steps_get_whole_completions_whatever_was_begun_and_cut(
-    data, num_steps, staleness, prompts_per_step, num_generations
-):
+def test_steps_get_whole_completions_whatever_was_begun_and_cut(data, num_steps, staleness, per_step, num_generations):
     begun, engine = Begun(MAX_TOKENS), Engine(data)
-    steps = [
-        [prompt(step * prompts_per_step + place) for place in range(prompts_per_step)] for step in range(num_steps)
-    ]
+    steps = [[prompt(step * per_step + place) for place in range(per_step)] for step in range(num_steps)]
     for version, step in enumerate(steps):
         for ahead in steps[version + 1 : version + 1 + staleness]:
             begun.begin(ahead, num_generations)

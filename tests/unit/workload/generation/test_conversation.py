@@ -177,9 +177,7 @@ def test_each_turn_is_of_one_sequence_that_begins_with_what_the_engine_read(move
         said.append(turn.token_ids)
         histories.append([*messages, conversation.add(turn).message])
     assert conversation.num_turns == len(moves)
-    assert sorted({one.num_tokens for one in asks}) == [one.num_tokens for one in asks], (
-        "each turn has seeds of its own"
-    )
+    assert sorted({one.num_tokens for one in asks}) == [one.num_tokens for one in asks], "each turn has own seeds"
     completion = conversation.complete(1.0, 2.0, is_over=False, retries=0)
     assert completion.num_own == sum(map(len, said)) == sum(len(places) for _, places in sequences(completion))
     for one, turn in zip(asks, said, strict=True):

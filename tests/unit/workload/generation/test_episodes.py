@@ -247,10 +247,8 @@ TURNS = st.lists(st.lists(st.sampled_from([CALL, 5, 6]), max_size=6).map(lambda 
 
 
 @given(TURNS, st.integers(1, 60), st.integers(0, 12), st.none() | st.integers(1, 3), st.integers(0, 2))
-def test_whatever_happens_tokens_are_whole(turns, max_tokens, size, max_iterations, num_failures):
-    script = Script(
-        failures=[("call 1", EnvironmentLostError("process", "it ended"))] * num_failures, result="x" * size
-    )
+def test_whatever_happens_tokens_are_whole(turns, max_tokens, size, max_iterations, failures):
+    script = Script(failures=[("call 1", EnvironmentLostError("process", "it ended"))] * failures, result="x" * size)
     model = Model(turns)
     completion = play(script, model, max_tokens=max_tokens, max_iterations=max_iterations or 20)
     assert 1 <= len(completion.token_ids) <= max_tokens

@@ -53,10 +53,10 @@ TRUNCATIONS = st.builds(
     truncation=st.none() | TRUNCATIONS,
     has_bias=st.booleans(),
     change=st.sampled_from(CHANGES),
-    trains_entropy=st.booleans(),
+    with_entropy=st.booleans(),
 )
 def test_values_and_gradients_equal_those_from_whole_logits(
-    seed, temperature, truncation, has_bias, change, trains_entropy
+    seed, temperature, truncation, has_bias, change, with_entropy
 ):
     random = torch.Generator().manual_seed(seed)
     hidden, weight, bias = (
@@ -71,11 +71,11 @@ def test_values_and_gradients_equal_those_from_whole_logits(
     if truncation is not None:
         kept = truncated(whole_logits(hidden, weight, own_bias, change), targets, truncation)
         wanted = [kept, whole.entropy(), whole.log_prob(targets)]
-    count, atol = len(wanted) if trains_entropy else 1, 1e-5 if truncation is None else 1e-4
+    count, atol = len(wanted) if with_entropy else 1, 1e-5 if truncation is None else 1e-4
     gradients = torch.autograd.grad((torch.stack(wanted) * pulls[: len(wanted)])[:count].sum(), parameters)
 
     values = logprobs_and_entropies(
-        hidden, weight, own_bias, targets, temperature, truncation, change, trains_entropy=trains_entropy
+        hidden, weight, own_bias, targets, temperature, truncation, change, trains_entropy=with_entropy
     ).T
     torch.testing.assert_close(values, torch.stack(wanted), atol=atol, rtol=1e-5)
     ours = torch.autograd.grad((values * pulls[: len(wanted)])[:count].sum(), parameters)

@@ -28,12 +28,10 @@ def test_heads_of_any_number_are_divided(family):
     ],
 )
 def test_what_stands_in_the_way_is_named(family, attention, size, why):
-    with pytest.raises(
-        ConfigError, match=re.escape(f"parallelism.sequence: {size} ranks cannot share sequences: {why}")
-    ):
-        check_sequence(
-            AutoConfig.for_model(family) if family in VISION_FAMILIES else make_config(family), attention, size
-        )
+    config = AutoConfig.for_model(family) if family in VISION_FAMILIES else make_config(family)
+    said = re.escape(f"parallelism.sequence: {size} ranks cannot share sequences: {why}")
+    with pytest.raises(ConfigError, match=said):
+        check_sequence(config, attention, size)
 
 
 def test_a_size_that_divides_the_ranks_is_proposed():

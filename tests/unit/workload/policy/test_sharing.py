@@ -58,10 +58,9 @@ def make_policy() -> tuple[Any, LogprobHead, Adapters]:
 
 
 @pytest.mark.parametrize("offloads", [False, True])
-@pytest.mark.parametrize(
-    "options", [{"loss_type": "dapo"}, {"loss_type": "grpo", "importance_sampling_level": "sequence"}]
-)
-def test_losses_and_gradients_of_adapters_with_a_kl_term(options, offloads):
+@pytest.mark.parametrize(("loss_type", "level"), [("dapo", "token"), ("grpo", "sequence")])
+def test_losses_and_gradients_of_adapters_with_a_kl_term(loss_type, level, offloads):
+    options = {"loss_type": loss_type, "importance_sampling_level": level}
     training = TrainingConfig(beta=0.3, temperature=0.7, importance_sampling_correction="none", **options)
     samples, shared = make_samples()
     found = []

@@ -13,9 +13,7 @@ def fact(tokens=4, *, advantage=0.5):
     return Fact(prompt_tokens=2, tokens=tokens, is_truncated=False, reward=1.0, advantage=advantage)
 
 
-@given(
-    tokens=st.lists(st.lists(st.integers(1, 1000), max_size=12), min_size=1, max_size=8), budget=st.integers(1, 1500)
-)
+@given(tokens=st.lists(st.lists(st.integers(1, 1000), max_size=9), min_size=1, max_size=8), budget=st.integers(1, 1500))
 def test_all_ranks_have_equally_many_micro_batches(tokens, budget):
     training = TrainingConfig(max_tokens_per_micro_batch=budget)
     work = plan([[fact(count) for count in own] for own in tokens], training)

@@ -68,15 +68,13 @@ def first_lost(prompt: Prompt, number: int) -> Completion:
     return lost() if prompt.index == 0 and number == 0 else acted()
 
 
-def rolled(folder: Path, generator: Acting, share: float = 1.0, known: Any = (), **settings: Any) -> Generation:
+def rolled(folder: Path, generator: Acting, share: float = 1.0, **settings: Any) -> Generation:
     def scores(prompts, completions):
         assert all(one.token_ids for one in completions), "none of them is lost"
         return [float(number) for number in range(len(completions))]
 
     parts = {"rewards": [Reward(name="one", weight=1.0, scorer=Function(scores))]}
-    return roll(
-        folder, generator, parts=parts, known=known, episodes=EpisodesConfig(max_failed_share=share), **settings
-    )
+    return roll(folder, generator, parts=parts, episodes=EpisodesConfig(max_failed_share=share), **settings)
 
 
 def test_facts_are_of_own_tokens_and_lost_episodes_have_no_advantage(tmp_path):

@@ -161,13 +161,16 @@ def test_files_that_are_no_model_are_refused(tmp_path):
         refuse(tmp_path)
 
 
-def found_in(contract: Contract, *, is_example: bool = False) -> dict[str, Finding]:
-    return {one.aspect: one for one in answers({"job": contract}, None, are_examples=is_example)["job"]}
+def found_in(
+    folder: Path, model: dict[str, Any] | None = None, *, is_example: bool = False, **sections: Any
+) -> dict[str, Finding]:
+    job = {"job": make_contract(folder, model, **sections)}
+    return {one.aspect: one for one in answers(job, None, are_examples=is_example)["job"]}
 
 
 def test_all_aspects_of_a_model_that_works(tmp_path):
     folder = make_tiny_model(tmp_path / "model", heads=4)
-    found = found_in(make_contract(folder, lora={"targetModules": ["q_proj", "v_proj"]}))
+    found = found_in(folder, lora={"targetModules": ["q_proj", "v_proj"]})
     assert {one.verdict for one in found.values()} == {"works"}
     texts = {aspect: one.text for aspect, one in found.items()}
     assert texts["files"] == "a whole model of the type llama"
@@ -177,7 +180,7 @@ def test_all_aspects_of_a_model_that_works(tmp_path):
     assert texts["tensor parallel"] == "generation.tensorParallel 1; engines can split the model over 1, 2, 4 GPUs"
     assert texts["engine"].endswith("has its own LlamaForCausalLM")
     assert texts["context"] == "prompts of up to 496 tokens, with completions of up to 16"
-    too_long = found_in(make_contract(folder, generation={"maxModelLen": 1024}))["engine"]
+    too_long = found_in(folder, generation={"maxModelLen": 1024})["engine"]
     assert too_long.verdict == "refused"
     assert "refuses this model: Value error, User-specified max_model_len (1024) is greater" in too_long.text
     assert "under ZeRO-2 each of 2 GPUs holds 0.0 GiB of weights" in texts["memory"]
@@ -221,20 +224,20 @@ def test_parameters_are_those_without_adapters_whatever_is_asked_first(tmp_path)
 def test_weights_in_4_bits_are_counted_as_what_they_take(tmp_path):
     make_config("llama", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16).save_pretrained(tmp_path)
     without_vllm = {"engine": "Transformers"}
-    plain = found_in(make_contract(tmp_path, lora={}, generation=without_vllm))
-    found = found_in(make_contract(tmp_path, lora={"loadIn4Bit": True}, generation=without_vllm))
+    plain = found_in(tmp_path, lora={}, generation=without_vllm)
+    found = found_in(tmp_path, lora={"loadIn4Bit": True}, generation=without_vllm)
     assert found["lora"].text == plain["lora"].text + "; 100% of the model's own in 4 bits"
     assert "holds 1.5 GiB of weights" in plain["memory"].text
     assert "holds 0.4 GiB of weights" in found["memory"].text
     make_config("granitemoe").save_pretrained(tmp_path)
-    experts = found_in(make_contract(tmp_path, lora={"loadIn4Bit": True}, generation=without_vllm))
+    experts = found_in(tmp_path, lora={"loadIn4Bit": True}, generation=without_vllm)
     assert "; 23% of the model's own in 4 bits" in experts["lora"].text
 
 
 @pytest.mark.parametrize("family", VISION)
 def test_a_vision_family_works_without_its_weights(family, tmp_path):
     folder, without_vllm = make_tiny_vision(tmp_path, family), {"engine": "Transformers"}
-    found = found_in(make_contract(folder, {"freezeVisionTower": True}, generation=without_vllm, lora={}))
+    found = found_in(folder, {"freezeVisionTower": True}, generation=without_vllm, lora={})
     assert {aspect for aspect, one in found.items() if one.verdict != "works"} == set()
     assert found["inputs"].text == "text and images, the vision tower frozen"
     config = make_contract(folder).config
@@ -247,56 +250,52 @@ def test_a_vision_family_works_without_its_weights(family, tmp_path):
 
 def test_calls_are_looked_at_in_jobs_with_tools_alone(tmp_path):
     folder, tools = make_tiny_model(tmp_path), {"tools": [{"function": "m:multiply"}]}
-    assert "calls" not in found_in(make_contract(folder))
-    finding = found_in(make_contract(folder, **tools))["calls"]
+    assert "calls" not in found_in(folder)
+    finding = found_in(folder, **tools)["calls"]
     assert finding.verdict == "refused"
     assert finding.text.startswith("model.chatTemplate: the model's chat template leaves out calls")
     with pytest.raises(ConfigError, match="leaves out calls"):
         refuse(folder, **tools)
-    finding = found_in(make_contract(folder, {"chatTemplate": TOOL_TEMPLATE}, **tools))["calls"]
-    assert finding == Finding(
-        "calls", "works", "the chat template writes calls and results; the parser hermes reads calls"
-    )
+    finding = found_in(folder, {"chatTemplate": TOOL_TEMPLATE}, **tools)["calls"]
+    assert finding == ("calls", "works", "the chat template writes calls and results; the parser hermes reads calls")
     plays = {"environments": [{"name": "agent", "program": "m:play"}]}
-    assert found_in(make_contract(folder, **plays))["calls"].text.startswith(
-        "the chat template goes on behind a user's"
-    )
+    assert found_in(folder, **plays)["calls"].text.startswith("the chat template goes on behind a user's")
     once = {"chatTemplate": "{% if messages | length > 1 %}{{ raise_exception('once') }}{% endif %}"}
-    assert "no user can reply to the model (once)" in found_in(make_contract(folder, once, **plays))["calls"].text
+    assert "no user can reply to the model (once)" in found_in(folder, once, **plays)["calls"].text
     named = {"generation": {"toolCallParser": "hermse"}}
-    finding = found_in(make_contract(folder, {"chatTemplate": TOOL_TEMPLATE}, **tools, **named))["calls"]
+    finding = found_in(folder, {"chatTemplate": TOOL_TEMPLATE}, **tools, **named)["calls"]
     assert finding.text.startswith("generation.toolCallParser: vLLM has no parser 'hermse'; it has ")
 
 
 def test_the_class_of_an_engine_that_transformers_builds_is_named(tmp_path):
     AutoModelForCausalLM.from_config(make_config("olmo2")).save_pretrained(tmp_path)
-    assert found_in(make_contract(tmp_path))["engine"].text.endswith("runs transformers' Olmo2ForCausalLM")
+    assert found_in(tmp_path)["engine"].text.endswith("runs transformers' Olmo2ForCausalLM")
 
 
 def test_an_example_takes_the_attention_and_the_micro_batches_that_the_model_needs(tmp_path):
     make_config("deepseek_v32").save_pretrained(tmp_path)
     needed = "model.attention eager, one sequence for each micro-batch (training.perDeviceTrainBatchSize: 1)"
     without_vllm = {"engine": "Transformers"}  # vLLM would import its class, which takes seconds
-    found = found_in(make_contract(tmp_path, generation=without_vllm), is_example=True)
+    found = found_in(tmp_path, generation=without_vllm, is_example=True)
     assert found["attention"] == ("attention", "works", needed)
     assert found["family"].verdict == "unknown"
-    assert found_in(make_contract(tmp_path, generation=without_vllm))["attention"].verdict == "refused"
+    assert found_in(tmp_path, generation=without_vllm)["attention"].verdict == "refused"
 
 
 def test_an_example_takes_the_length_at_which_rope_is_as_in_training(tmp_path):
     make_config("phi3", **LONG_ROPE).save_pretrained(tmp_path)
     without_vllm = {"engine": "Transformers"}
-    found = found_in(make_contract(tmp_path, generation=without_vllm), is_example=True)
+    found = found_in(tmp_path, generation=without_vllm, is_example=True)
     text = "longrope with the factors for short sequences, since generation.maxModelLen is at most 48"
     assert found["rope"] == ("rope", "works", text)
-    assert found_in(make_contract(tmp_path, generation=without_vllm))["rope"].verdict == "refused"
+    assert found_in(tmp_path, generation=without_vllm)["rope"].verdict == "refused"
 
 
 def test_one_cause_is_said_once(tmp_path):
     found_first = answers({"one": make_contract(tmp_path), "two": make_contract(tmp_path)}, None, are_examples=True)
     assert [(name, *(one.aspect for one in findings)) for name, findings in found_first.items()] == [("one", "files")]
     LLAMA.save_pretrained(tmp_path)
-    found = found_in(make_contract(tmp_path, lora={"targetModules": ["x_proj"]}))
+    found = found_in(tmp_path, lora={"targetModules": ["x_proj"]})
     refused = [one.aspect for one in found.values() if one.verdict == "refused"]
     assert refused == ["lora", "chat template"]  # the folder has no tokenizer
 

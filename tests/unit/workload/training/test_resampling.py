@@ -198,19 +198,15 @@ def test_a_resumed_run_samples_no_group_of_a_settled_batch_and_all_replacements_
     replaced = next(group for group in known if group.slot >= PROMPTS)
     others = [group for group in known if group is not replaced]
     _, generator = resampled(tmp_path, known=[*others, replace(replaced, prompt_ids=(-1,))])
-    assert generator.asked[0] == [first[replaced.position]], (
-        "its row has another prompt now: the batch's own takes part"
-    )
+    assert generator.asked[0] == [first[replaced.position]], "its row has another prompt: the batch's own takes part"
     # A job that replaces no group any more samples its own rows.
     again, generator = resampled(tmp_path / "none", known=known, max_resample_times=0)
     assert (rows(again), generator.asked) == (first, [[row for row in first if row not in rows(whole)]])
 
 
-def _as_rank(folder: Path, rank: int, world_size: int) -> Any:
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(str(folder / "s"), world_size), rank=rank, world_size=world_size
-    )
-    generation, generator = resampled(folder, rank=rank, world_size=world_size)
+def _as_rank(folder: Path, rank: int, size: int) -> Any:
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "s"), size), rank=rank, world_size=size)
+    generation, generator = resampled(folder, rank=rank, world_size=size)
     dist.destroy_process_group()
     return generation.rollouts[0].metrics, generator.asked
 

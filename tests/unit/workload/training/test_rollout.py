@@ -74,7 +74,7 @@ def named(*names: str) -> dict[str, list[Reward]]:
 
 
 @pytest.mark.parametrize(
-    ("of_group", "of_job", "rows_again"),
+    ("group", "job", "rows_again"),
     [
         ({}, {}, []),
         ({"prompt_ids": (0, 2)}, {}, [1]),  # another dataset, or another chat template
@@ -84,15 +84,13 @@ def named(*names: str) -> dict[str, list[Reward]]:
         ({"rewards": {"one": [1.0] * 2, "other": [1.0] * 2}}, {}, [1]),  # which the job has no more
     ],
 )
-def test_a_journalled_group_is_used_again_only_where_it_is_what_the_job_would_sample(
-    tmp_path, of_group, of_job, rows_again
-):
+def test_a_journalled_group_is_used_again_only_where_it_is_what_the_job_would_sample(tmp_path, group, job, rows_again):
     roll(tmp_path, Sampled())
     _, (first, last) = begin_branch(tmp_path, attempt=1, step=0)
-    known = (first, dataclasses.replace(last, **of_group))
-    rollout = roll(tmp_path, again := Sampled(), known=known, **of_job).rollouts[0]
+    known = (first, dataclasses.replace(last, **group))
+    rollout = roll(tmp_path, again := Sampled(), known=known, **job).rollouts[0]
     assert list(again.begun) == rows_again
-    num_generations = of_job.get("num_generations", 2)
+    num_generations = job.get("num_generations", 2)
     assert rows(rollout) == [0] * num_generations + [1] * num_generations
     assert {sample.prompt.token_ids for sample in rollout.samples} == {(0, 0), (0, 1)}
 
@@ -194,9 +192,7 @@ def test_a_run_that_begins_inside_a_generation_samples_what_the_rest_of_it_needs
 def test_deviations_are_those_of_all_that_is_sampled_together(tmp_path):
     """As in TRL, with `scaleRewards: batch`; those of groups are their own."""
     scores = iter([1.0, 0.0, 1.0, 0.0, 9.0, 1.0, 9.0, 1.0])
-    reward = Reward(
-        name="one", weight=1.0, scorer=Function(lambda prompts, completions: [next(scores) for _ in prompts])
-    )
+    reward = Reward(name="one", weight=1.0, scorer=Function(lambda prompts, _: [next(scores) for _ in prompts]))
     settings = {"steps_per_generation": 2, "scale_rewards": "batch"}
     rollouts = roll(tmp_path, Sampled(), parts={"rewards": [reward]}, **settings).rollouts
     deviation = statistics.stdev([1, 0, 1, 0, 9, 1, 9, 1]) + 1e-4

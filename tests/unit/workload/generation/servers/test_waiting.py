@@ -22,10 +22,8 @@ from support.trainer.launchers import free_ports
 NEVER = 10**9
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "missing"), [(500, 1000, None), (500, NEVER, "second"), (0, 700, "second")]
-)
-async def test_the_limit_counts_from_the_last_engine_that_became_healthy(first, second, missing):
+@pytest.mark.parametrize(("first", "second", "late"), [(500, 1000, None), (500, NEVER, "second"), (0, 700, "second")])
+async def test_the_limit_counts_from_the_last_engine_that_became_healthy(first, second, late):
     """`first`, `second`: the time from which the engine is healthy."""
     seconds = count(step=20)
     now = 0
@@ -51,13 +49,13 @@ async def test_the_limit_counts_from_the_last_engine_that_became_healthy(first, 
             engine = Engine(name=name, pod=name, group="g", host="127.0.0.1", port=port, devices=(0,))
             clients.append(EngineClient(engine, session, 5))
         waiting = until_all_healthy(clients, limit=600, poll=0.001, clock=lambda: now)
-        if missing is None:
+        if late is None:
             await waiting
             assert now >= 1000
         else:
             with pytest.raises(EngineError, match="was not ready within 600 s") as error:
                 await waiting
-            assert error.value.engine.name == missing
+            assert error.value.engine.name == late
 
 
 async def test_an_engine_that_goes_on_is_waited_for_until_its_pod_has_begun_the_attempt():
