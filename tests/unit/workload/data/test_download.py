@@ -6,7 +6,6 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,7 @@ def hub():
         yield server
 
 
-def _start(hub: Hub, cache: Path, port: int, **wanted: Any) -> subprocess.Popen[str]:
+def _start(hub, cache, port, **wanted):
     environment = os.environ | {
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
         "HF_HOME": str(cache),
@@ -42,7 +41,7 @@ def _start(hub: Hub, cache: Path, port: int, **wanted: Any) -> subprocess.Popen[
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def _phase(port: int) -> str:
+def _phase(port):
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=5) as answer:
             return str(json.load(answer)["phase"])

@@ -8,14 +8,14 @@ import pytest
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import DatasetConfig
 from grpo_workload.data.dataset import load_prompts
-from grpo_workload.data.origin import DataOrigin, origin_of, pin, settle_data
+from grpo_workload.data.origin import origin_of, pin, settle_data
 from support.trainer.hub import Hub
 from support.trainer.tiny_model import make_tiny_tokenizer
 
 OLD, NEW = "1" * 40, "2" * 40
 
 
-def _commit(texts: str) -> dict[str, bytes]:
+def _commit(texts):
     return {"README.md": b"", "train.jsonl": "".join(json.dumps({"prompt": text}) + "\n" for text in texts).encode()}
 
 
@@ -34,7 +34,7 @@ def hub(tmp_path, monkeypatch):
         yield server
 
 
-def read(saved: DataOrigin | None, *, is_own: bool, revision: str | None = None) -> tuple[str, DataOrigin]:
+def read(saved, *, is_own, revision=None):
     """Return the texts of the rows that a run reads, and their origin."""
     pinned = pin(DatasetConfig(name="org/rows", revision=revision), saved, is_own=is_own)
     source = load_prompts(pinned, make_tiny_tokenizer(), seed=1)

@@ -14,13 +14,13 @@ from grpo_workload.data.model_errors import explained
 CLIENT_ERROR = HfHubHTTPError.__bases__[0]  # of the package by which the hub's client talks HTTP
 
 
-def from_hub(status: int) -> HfHubHTTPError:
+def from_hub(status):
     """Return what the hub's client raises for an answer with this status."""
     response: Any = SimpleNamespace(headers={}, request=None, status_code=status)
     return HfHubHTTPError(str(status), response=response)
 
 
-def load(cause: Exception) -> None:
+def load(cause):
     """Meet `cause`, which transformers describes in words of its own."""
     with explained(ModelConfig(name="a/b"), "load"):
         try:

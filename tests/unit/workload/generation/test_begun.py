@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_workload.generation.begun import Begun, FinishReason, PromptKey, Request
+from grpo_workload.generation.begun import Begun, PromptKey
 
 MAX_TOKENS, EOS = 6, 0
 NOBODY: PromptKey = (-1, -1, -1, ())
 
 
-def prompt(index: int) -> PromptKey:
+def prompt(index):
     return 0, index, 100 + index, (7, index)
 
 
-def end_of(token: int, num_left: int) -> FinishReason | None:
+def end_of(token, num_left):
     if token == EOS:
         return "stop"
     return "length" if num_left == 0 else None
@@ -23,12 +23,12 @@ def end_of(token: int, num_left: int) -> FinishReason | None:
 class Engine:
     """Samples tokens that `data` draws, in each round of some requests only, like an engine whose batch is full."""
 
-    def __init__(self, data: st.DataObject) -> None:
+    def __init__(self, data):
         self._data = data
         self.written: list[tuple[int, ...]] = []  # prompts with their whole completions
         self.seeds: list[int] = []
 
-    def run(self, begun: Begun, first: list[PromptKey], version: int) -> None:
+    def run(self, begun, first, version):
         """Sample until all of `first` are complete. The log-probability of the n-th token of a sequence is -n."""
         live = {request.name: (request, list(request.token_ids)) for request in begun.ask(first)}
         missing = begun.unfinished(first)
@@ -76,7 +76,7 @@ def test_steps_get_whole_completions_whatever_was_begun_and_cut(data, num_steps,
     assert not begun.ask([])
 
 
-def begun_prompt(num_generations: int = 2) -> tuple[Begun, list[Request]]:
+def begun_prompt(num_generations=2):
     begun = Begun(MAX_TOKENS)
     begun.begin([prompt(1)], num_generations)
     return begun, begun.ask([prompt(1)])

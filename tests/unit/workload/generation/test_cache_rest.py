@@ -1,7 +1,6 @@
 """The size of a cache that takes what the trainer leaves: rounded, and at most what a job can use."""
 
 from types import SimpleNamespace
-from typing import Any
 
 from grpo_spec.generation import GenerationConfig
 from grpo_workload.generation.asleep import GROWTH, AsleepWatch
@@ -12,10 +11,10 @@ from grpo_workload.policy.memory.spare import reserve
 class Layer:
     """One kind of attention, whose longest sequence takes so many bytes."""
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest):
         self.longest = longest
 
-    def max_memory_usage_bytes(self, _vllm_config: Any) -> int:
+    def max_memory_usage_bytes(self, _vllm_config):
         return self.longest
 
 
@@ -48,7 +47,7 @@ def test_a_part_of_the_gpu_stays_free_with_room_for_the_buckets_of_a_checkpoint(
 
 
 def test_only_engines_that_sleep_take_the_rest_and_what_users_set_wins():
-    def takes_rest(**fields: Any) -> bool:
+    def takes_rest(**fields):
         return GenerationConfig.model_validate(fields).takes_rest
 
     assert takes_rest()

@@ -4,12 +4,12 @@ Weights that a push left in an engine's model are compared where they can be; a 
 """
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig
 
 from grpo_workload.generation.audit import audited, check_derived, check_same, rows_of
@@ -23,7 +23,7 @@ class Kernel:
 
     __module__ = "vllm.model_executor.kernels"
 
-    def __init__(self, scale: Tensor) -> None:
+    def __init__(self, scale):
         self.scale = scale
         self.refers = [self]
 
@@ -33,7 +33,7 @@ class Layer(nn.Module):
 
     config = PreTrainedConfig()
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(4, 2), requires_grad=False)
         self.register_buffer("view", self.weight.view(2, 4), persistent=False)
@@ -41,7 +41,7 @@ class Layer(nn.Module):
         self.scaled = torch.zeros(4, 2)
         self.factors = [torch.ones(2)]
 
-    def load(self, value: float, stale: str = "") -> None:
+    def load(self, value, stale=""):
         """As vLLM does when it loads weights, first or later; `stale` is not made again."""
         loaded = torch.frombuffer(array("f", [value] * 8), dtype=torch.float32).view(4, 2)
         self.weight.data.copy_(loaded)
@@ -63,7 +63,7 @@ class Layer(nn.Module):
             self.weight.data = self.weight.data.clone()  # in other memory than the view
 
 
-def multiply_by(packed: Tensor) -> Callable[[Tensor], Tensor]:
+def multiply_by(packed):
     return lambda x: x * packed
 
 
@@ -76,7 +76,7 @@ def model():
     return made
 
 
-def push(model: Layer, stale: str = "") -> Push:
+def push(model, stale=""):
     with Push(model) as done:
         model.load(2.0, stale)
     return done
@@ -114,11 +114,11 @@ class Quantized(nn.Module):
 
     config = PreTrainedConfig()
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4, 4).to(torch.float8_e4m3fn), requires_grad=False)
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    def load_weights(self, weights):
         self.weight.data = dict(weights)["weight"].to(torch.float8_e4m3fn)
         return {"weight"}
 

@@ -20,7 +20,7 @@ from grpo_workload.weights.digest import with_sums
 class Sinks(nn.Module):
     """A layer that the model writes to."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.sinks = nn.Parameter(torch.zeros(4), requires_grad=False)
 
@@ -28,7 +28,7 @@ class Sinks(nn.Module):
 class Norm(nn.Module):
     """A layer with the loader of MiniMax-M2's norms."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(2), requires_grad=False)
         self.weight.weight_loader = partial(load_shard, rank=1)
@@ -38,7 +38,7 @@ FAULTS: list[Callable[[Tensor], object]] = []
 """Faults after a copy."""
 
 
-def load_shard(param: nn.Parameter, loaded_weight: Tensor, rank: int = 0) -> None:
+def load_shard(param, loaded_weight, rank=0):
     param.data.copy_(loaded_weight[2 * rank : 2 * rank + 2])
     for fault in FAULTS if not param.is_meta else ():
         fault(param.data)
@@ -49,11 +49,11 @@ class Model(nn.Module):
 
     config = GptOssConfig()
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.attn, self.norm = Sinks(), Norm()
 
-    def load_weights(self, weights: Any) -> set[str]:
+    def load_weights(self, weights):
         loaded, parameters = set(), dict(self.named_parameters())
         for name, tensor in weights:
             if name.endswith("sinks"):
@@ -65,7 +65,7 @@ class Model(nn.Module):
         return loaded
 
 
-def push(model: Any, **weights: Tensor) -> None:
+def push(model, **weights):
     """Load weights as a vLLM worker does; names have `_` in place of the dot."""
     with audited(model, is_initial=False, is_quantized=False):
         reload.initialize_layerwise_reload(model)
@@ -105,21 +105,21 @@ def test_a_layer_whose_weights_have_another_form_in_the_engine_is_refused(model)
 class Method(QuantizeMethodBase):
     """Changes the form of a layer's weights."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.change: Any = lambda weight: weight.flip(0)
 
-    def create_weights(self, *_args: Any, **_options: Any) -> None: ...
+    def create_weights(self, *_args, **_options): ...
 
-    def apply(self, *_args: Any) -> Any: ...
+    def apply(self, *_args): ...
 
-    def process_weights_after_loading(self, layer: Any) -> None:
+    def process_weights_after_loading(self, layer):
         layer.weight = nn.Parameter(self.change(layer.weight.data), requires_grad=False)
 
 
 class Packed(Norm):
     """A layer that keeps its weights in another form."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.quant_method = Method()
 
@@ -134,7 +134,7 @@ def packed(model):
 HOLDS_NOT = r"^weights differ: norm\.weight does not hold what vLLM's loaders copied into it"
 
 
-def flipped(weight: Tensor) -> Tensor:
+def flipped(weight):
     weight.view(torch.int32)[0] ^= 1
     return weight
 
@@ -174,7 +174,7 @@ class WithTower(nn.Module):
 
     _tower_model_names = ("visual",)
 
-    def __init__(self, family: str) -> None:
+    def __init__(self, family):
         super().__init__()
         self.config = AutoConfig.for_model(family)
         self.visual, self.text = Norm(), Norm()

@@ -13,7 +13,7 @@ def test_workers_join_once_the_sender_says_so_and_not_after_a_meeting_is_called_
     (port,) = free_ports(1)
     served = open_store("127.0.0.1", port, timeout_seconds=30, listens=True)
 
-    def check_in(meeting: str, rank: int) -> str:
+    def check_in(meeting, rank):
         return Seat(open_store("127.0.0.1", port, timeout_seconds=30), meeting, rank).check_in()
 
     with ThreadPoolExecutor(4) as pool:

@@ -1,11 +1,10 @@
 """What loaders do with weights is learnt, proved at each push, and no difference where they change them first."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from grpo_workload.generation.copies import Copies
 from grpo_workload.generation.writes import Writes
@@ -16,11 +15,11 @@ from grpo_workload.weights.digest import with_sums
 class OfAnotherRank(nn.Module):
     """Adds a bias on one of several ranks alone, so another has zeros in place of it: vLLM's GPT-OSS does so."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(4, 8), requires_grad=False)
 
-    def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+    def load_weights(self, weights):
         for _, weight in weights:
             weight.zero_()
             self.bias.copy_(weight)
@@ -40,20 +39,20 @@ def test_a_loader_may_change_what_has_arrived():
 class Fused(nn.Module):
     """Stacks two weights, as vLLM's attention does, and takes the last columns of a third, as one of several ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.stacked = nn.Parameter(torch.zeros(8, 4), requires_grad=False)
         self.part = nn.Parameter(torch.zeros(6, 2), requires_grad=False)
         self.forgets = False
 
-    def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+    def load_weights(self, weights):
         places = {"q": self.stacked[:4], "k": self.stacked[4:], "o": self.part}
         for name, weight in weights:
             if not (self.forgets and name == "k"):
                 places[name].copy_(weight[:, -2:] if name == "o" else weight)
 
 
-def push(model: Fused, names: str = "qko") -> Writes:
+def push(model, names="qko"):
     writes, shapes = Writes(model, is_quantized=False), {"q": (4, 4), "k": (4, 4), "o": (6, 6)}
     with torch.no_grad(), writes:
         flat = torch.randn(sum(math.prod(shapes[name]) for name in names))  # weights come in one piece of memory
@@ -84,7 +83,7 @@ def test_after_two_pushes_alike_copies_are_proved_without_following(monkeypatch)
 
 def test_a_loader_that_computes_is_followed_at_each_push(monkeypatch):
     class Computes(Fused):
-        def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        def load_weights(self, weights):
             super().load_weights((name, -weight if name == "q" else weight) for name, weight in weights)
 
     followed, enter = [], Copies.__enter__

@@ -3,8 +3,6 @@
 What they would not get is refused, and transformers rounds weights to the same.
 """
 
-from typing import Any
-
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
@@ -27,11 +25,11 @@ from support.trainer.tiny_vision import make_tiny_vision
 IDS_BT = torch.arange(12).view(2, 6)
 
 
-def config(**fields: Any) -> LoraConfig:
+def config(**fields):
     return LoraConfig.model_validate({"r": 3, "alpha": 12, **fields})
 
 
-def change(adapters: Adapters) -> None:
+def change(adapters):
     for parameter in adapters.trained():
         parameter.data += torch.randn_like(parameter) / 8
 
@@ -78,7 +76,7 @@ def test_what_engines_would_not_get_is_refused(monkeypatch):
 CPU = torch.device("cpu")
 
 
-def in_4_bits(model: Any, **fields: Any) -> Adapters:
+def in_4_bits(model, **fields):
     """Put the model's weights into 4 bits, and adapters that change it."""
     quantize(model, config(loadIn4Bit=True, **fields), CPU)
     adapters = Adapters(model, config(loadIn4Bit=True, **fields), seed=1)
@@ -87,7 +85,7 @@ def in_4_bits(model: Any, **fields: Any) -> Adapters:
     return adapters
 
 
-def layers_in_4_bits(model: Any) -> set[str]:
+def layers_in_4_bits(model):
     return {path.removesuffix(".base_layer") for path, one in model.named_modules() if isinstance(one, Linear4bit)}
 
 
@@ -138,7 +136,7 @@ def test_only_layers_that_nothing_else_reads_or_trains_are_in_4_bits(tmp_path):
 
 
 def test_a_pass_in_evaluation_mode_changes_neither_weights_nor_gradients():
-    def gradients(*, evaluates: bool) -> list[torch.Tensor]:
+    def gradients(*, evaluates):
         adapters = in_4_bits(model := make_model("llama").to(torch.bfloat16))
         if evaluates:
             with torch.no_grad():

@@ -11,7 +11,7 @@ V100 = cuda_dtypes((7, 0), bfloat16=False)
 H200 = cuda_dtypes((9, 0), bfloat16=True)
 
 
-def world(*devices: tuple[str, tuple[str, ...]]) -> list[Support]:
+def world(*devices):
     return [Support(rank=rank, device=name, dtypes=dtypes) for rank, (name, dtypes) in enumerate(devices)]
 
 

@@ -4,15 +4,12 @@ Here sequences are packed if the family allows it, in training mode, with the fa
 vocabulary; there each is alone, with eager attention and whole logits.
 """
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from grpo_workload.algorithm.micro_batch import micro_batch
 from grpo_workload.algorithm.penalties import Penalties
-from grpo_workload.algorithm.samples import Sample
 from grpo_workload.algorithm.truncation import Truncation
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model import attention, attention_blocks
@@ -27,11 +24,11 @@ attention.register()
 ALL = [*FAMILIES, *STATEFUL, *MASKED]
 
 
-def samples() -> list[Sample]:
+def samples():
     return random_samples((3, 19), (6, 1), (1, 15))  # longer than the families' windows
 
 
-def make_sharp_model(family: str, implementation: str) -> Any:
+def make_sharp_model(family, implementation):
     """Make weights large enough that soft caps, sinks and windows show."""
     model = make_model(family)
     model.set_attn_implementation(implementation)
@@ -45,7 +42,7 @@ def make_sharp_model(family: str, implementation: str) -> Any:
     return model
 
 
-def alone(model: Any, sample: Sample) -> Tensor:
+def alone(model, sample):
     ids = torch.tensor([[*sample.prompt.token_ids, *sample.completion.token_ids]])
     first = len(sample.prompt.token_ids)
     logits = model(input_ids=ids, use_cache=False).logits[0, first - 1 : -1]
@@ -53,7 +50,7 @@ def alone(model: Any, sample: Sample) -> Tensor:
     return logprobs
 
 
-def attention_of(family: str) -> str:
+def attention_of(family):
     return "eager" if family in MASKED else attention.VARLEN
 
 
@@ -98,7 +95,7 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(family, imple
             torch.testing.assert_close(ours.grad, theirs.grad, atol=atol, rtol=0, msg=lambda text, n=name: n + text)
 
 
-def in_groups() -> tuple[list[Sample], list[int]]:
+def in_groups():
     """Two groups with a sequence between them; each completion is longer than the families' windows, or shorter."""
     random, made = torch.Generator().manual_seed(2), []
     for prompt_tokens, completions in ((11, (13, 1, 4)), (3, (5,)), (2, (9, 12))):

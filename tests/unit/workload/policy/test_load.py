@@ -2,7 +2,6 @@
 
 import copy
 import os
-from typing import Any
 
 import pytest
 import torch
@@ -62,7 +61,7 @@ def test_weights_that_are_broken_or_of_another_shape_end_the_job(tmp_path):
         load_model(config, torch.device("cpu"))
 
 
-def replaced_by_liger(family: str, **fields: Any) -> dict[str, bool]:
+def replaced_by_liger(family, **fields):
     """Return what is asked of Liger."""
     asked: dict[str, bool] = {}
     apply_fitting(lambda _, **kernels: asked.update(kernels), make_model(family, **fields), rms_norm=False)
@@ -84,7 +83,7 @@ def test_kernels_that_do_not_fit_a_model_are_left_out(caplog):
 
 
 def test_kernels_that_liger_fails_to_put_in_are_named_and_the_model_trains_without(caplog):
-    def patch(model: Any, **_kernels: bool) -> None:
+    def patch(model, **_kernels):
         model.model.layers[0].mlp.experts  # noqa: B018  # as Liger's, where it expects experts in every layer
 
     apply_fitting(patch, make_model("llama"), rms_norm=False)

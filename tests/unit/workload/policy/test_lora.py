@@ -22,22 +22,22 @@ from support.trainer.places import config_of
 IDS_BT = torch.arange(12).view(2, 6)
 
 
-def llama(*, tied: bool = False, **fields: Any) -> Any:
+def llama(*, tied=False, **fields):
     return make_model("llama", tie_word_embeddings=tied, attention_bias=True, **fields)
 
 
-def gpt2() -> Any:
+def gpt2():
     return make_model("gpt2")
 
 
-def train(model: Any) -> None:
+def train(model):
     """Change every trained parameter."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data += torch.randn_like(parameter) / 8
 
 
-def config(**fields: Any) -> LoraConfig:
+def config(**fields):
     return LoraConfig.model_validate({"r": 3, "alpha": 12} | fields)
 
 
@@ -107,7 +107,7 @@ def test_each_adapter_of_all_linear_takes_part(family):
 
 
 def test_initial_values_depend_only_on_the_seed():
-    def first(seed: int) -> list[torch.Tensor]:
+    def first(seed):
         torch.rand(3)
         return [parameter.detach() for parameter in Adapters(llama(), config(), seed=seed).trained()]
 
@@ -129,7 +129,7 @@ def test_training_begins_with_saved_adapters_which_must_be_of_the_model(tmp_path
     for name, weight in Export(adapters.pushed(), is_partitioned=False):
         torch.testing.assert_close(weight, expected[name], atol=1e-6, rtol=0)
 
-    def refused(model: Any, message: str, folder: str = "saved", excluded: tuple[str, ...] = ()) -> None:
+    def refused(model, message, folder="saved", excluded=()):
         with pytest.raises(ConfigError, match=rf"^lora\.path: .*{message}"):
             Adapters(model, config(path=str(tmp_path / folder)), seed=1, excluded=excluded)
 
@@ -147,7 +147,7 @@ def test_both_output_layers_give_logprobs():
     model.eval()
     targets_K = torch.tensor([3, 1, 4])
 
-    def check() -> None:
+    def check():
         expected = model(IDS_BT).logits.flatten(0, 1)[:3].log_softmax(-1).gather(1, targets_K.unsqueeze(1)).squeeze(1)
         with head.targets(torch.arange(3), targets_K, 1.0):
             torch.testing.assert_close(model(IDS_BT).logits[:, 0], expected)

@@ -72,7 +72,7 @@ def functions(tmp_path, monkeypatch):
     monkeypatch.delitem(__import__("sys").modules, "my_losses", raising=False)
 
 
-def own(name: str, **options) -> OwnLoss:
+def own(name, **options):
     return OwnLoss(TrainingConfig(loss=f"my_losses:{name}", **options))
 
 

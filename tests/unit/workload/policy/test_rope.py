@@ -5,17 +5,12 @@ That factors and scaling are vLLM's own is tested with it: tests/trainer/generat
 
 import copy
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from grpo_spec.errors import ConfigError
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.algorithm.micro_batch import micro_batch
-from grpo_workload.algorithm.samples import Sample
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model import attention
 from grpo_workload.policy.model.load import load_model
@@ -33,11 +28,11 @@ NOT_FLAT = {"full_attention": LONG_ROPE["rope_parameters"], "sliding_attention":
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}
 
 
-def config_with(**generation: Any) -> TrainerConfig:
+def config_with(**generation):
     return config_of(model={"name": "org/model"}, training={"maxCompletionLength": 16}, generation=generation)
 
 
-def load(folder: Path, family: str, max_model_len: int, **fields: Any) -> Any:
+def load(folder, family, max_model_len, **fields):
     """As a job loads it, with weights large enough that factors show."""
     model = make_model(family, **fields)
     with torch.no_grad():
@@ -49,7 +44,7 @@ def load(folder: Path, family: str, max_model_len: int, **fields: Any) -> Any:
     return load_model(config.model_copy(update={"model": model_fields}), torch.device("cpu"))
 
 
-def passes(model: Any, batches: list[list[Sample]]) -> tuple[list[Tensor], list[Tensor]]:
+def passes(model, batches):
     """Log-probabilities of each sequence, and the gradients of their sum."""
     model.zero_grad()
     head = LogprobHead(model)

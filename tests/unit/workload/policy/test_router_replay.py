@@ -1,16 +1,14 @@
 """Replayed routers choose the experts that they are told, in each family, packed or not, and in recomputation, too."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.micro_batch import micro_batch
-from grpo_workload.algorithm.samples import Sample
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model import attention
 from grpo_workload.policy.model.router_replay import RouterReplay, check_routed, find_routers
@@ -27,7 +25,7 @@ REFUSED = ("phimoe", "afmoe")
 PACKED = [name for name, fields in FAMILIES.items() if "num_experts_per_tok" in fields and name not in REFUSED]
 
 
-def make_samples(*lengths: tuple[int, int]) -> list[Sample]:
+def make_samples(*lengths):
     """Samples of these lengths of prompt and completion, with random experts for each token and layer."""
     random, made = np.random.default_rng(0), []
     for sample, tokens in zip(random_samples(*lengths), map(sum, lengths), strict=True):
@@ -36,7 +34,7 @@ def make_samples(*lengths: tuple[int, int]) -> list[Sample]:
     return made
 
 
-def make_head(family: str) -> tuple[Any, LogprobHead]:
+def make_head(family):
     model = make_model(family)
     model.set_attn_implementation(attention.VARLEN)
     random = torch.Generator().manual_seed(1)
@@ -46,7 +44,7 @@ def make_head(family: str) -> tuple[Any, LogprobHead]:
     return model, LogprobHead(model, replay=RouterReplay(model))
 
 
-def with_experts(sample: Sample, experts: Any) -> Sample:
+def with_experts(sample, experts):
     return replace(sample, completion=replace(sample.completion, routed_experts=experts))
 
 
@@ -85,7 +83,7 @@ def test_packed_sequences_have_the_values_of_each_alone(family):
     assert differences_B[1] < 1e-5
 
 
-def written_out(family: str, logits_NE: Tensor, chosen_NX: Tensor) -> Tensor:
+def written_out(family, logits_NE, chosen_NX):
     """The weights of chosen experts, by the family's formula."""
     if family == "granitemoe":
         return logits_NE.gather(1, chosen_NX).softmax(dim=1)

@@ -6,7 +6,6 @@ tests/trainer/policy/test_step.py.
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from grpo_spec.lora import LoraConfig
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.loss import LossScale
 from grpo_workload.algorithm.micro_batch import micro_batch
-from grpo_workload.algorithm.samples import Sample
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.loss.batch_loss import batch_loss
@@ -35,7 +33,7 @@ SCALE = LossScale(num_sequences=6, num_tokens=25)
 OFFLOADED = {"gradientCheckpointing": True, "offloadActivations": True}
 
 
-def make_samples() -> tuple[list[Sample], list[int]]:
+def make_samples():
     random, samples, shared = torch.Generator().manual_seed(0), [], []
     for prompt_ids, lengths in GROUPS:
         for number, length in enumerate(lengths):
@@ -46,7 +44,7 @@ def make_samples() -> tuple[list[Sample], list[int]]:
     return samples, shared
 
 
-def make_policy() -> tuple[Any, LogprobHead, Adapters]:
+def make_policy():
     model = make_model("qwen3")
     model.set_attn_implementation(attention.VARLEN)
     attention.keep_bounds(model)

@@ -4,7 +4,6 @@ Streams and memory are tested on a GPU (tests/gpu/test_kernels.py).
 """
 
 from contextlib import nullcontext
-from typing import Any
 
 import peft
 import pytest
@@ -25,7 +24,7 @@ def small(monkeypatch):
     monkeypatch.setattr(activation_offload, "MIN_BYTES", 1)
 
 
-def made(family: str, *, lora: float | None = None, **fields: Any) -> Any:
+def made(family, *, lora=None, **fields):
     """Return a model as a policy makes it, with adapters if `lora` says their dropout."""
     torch.manual_seed(0)
     model = make_model(family, **fields).float()
@@ -37,7 +36,7 @@ def made(family: str, *, lora: float | None = None, **fields: Any) -> Any:
     return model.train()
 
 
-def passes(model: Any, *, on: bool, offloads: bool = False) -> tuple[Tensor, dict[str, Tensor], int]:
+def passes(model, *, on, offloads=False):
     """Return loss, gradients, and the tokens that the first layer of the first MLP was given."""
     tiles.turn(model, on=on)
     model.zero_grad()
@@ -55,7 +54,7 @@ def passes(model: Any, *, on: bool, offloads: bool = False) -> tuple[Tensor, dic
     return loss.detach(), gradients, sum(given)
 
 
-def compare(model: Any, **options: Any) -> tuple[int, int]:
+def compare(model, **options):
     """Compare both ways, and return the tokens that each has computed."""
     (loss, gradients, whole), (own, found, tiled) = passes(model, on=False), passes(model, on=True, **options)
     torch.testing.assert_close(own, loss, rtol=1e-6, atol=1e-6)
@@ -123,7 +122,7 @@ def model():
     return built.train()
 
 
-def gradient(model, context) -> torch.Tensor:
+def gradient(model, context):
     model.zero_grad()
     with context:
         logits = model(input_ids=torch.arange(50).unsqueeze(0), use_cache=False).logits

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.inputs import VISION_FAMILIES
 from grpo_spec.lora import LoraConfig
 from grpo_workload.algorithm.micro_batch import filler, micro_batch
-from grpo_workload.algorithm.samples import Sample
 from grpo_workload.policy.adapters.lora import Adapters
 from grpo_workload.policy.logprobs.head import LogprobHead
 from grpo_workload.policy.model import attention, vision
@@ -29,7 +27,7 @@ attention.register()
 TWIN = 262  # a word whose weights are those of the image's token
 
 
-def make_sharp_model(family: str, implementation: str) -> Any:
+def make_sharp_model(family, implementation):
     model = make_vision_model(family)
     model.set_attn_implementation(implementation)
     random = torch.Generator().manual_seed(1)
@@ -41,13 +39,13 @@ def make_sharp_model(family: str, implementation: str) -> Any:
     return model
 
 
-def with_images(family: str, sizes: list[tuple[int, int]], completion: list[int]) -> Sample:
+def with_images(family, sizes, completion):
     images, counts = make_inputs(family, sizes) if sizes else (None, [])
     ids = [40, 50, *(token for count in counts for token in [START, *[IMAGE] * count, END]), 60, 70]
     return make_sample(ids, completion, images=images)
 
 
-def samples(family: str) -> list[Sample]:
+def samples(family):
     return [
         with_images(family, [], [90, 91, 92]),
         with_images(family, [(2, 3)], [100, 101, 102, 103, 104]),
@@ -55,14 +53,14 @@ def samples(family: str) -> list[Sample]:
     ]
 
 
-def with_groups(family: str) -> list[Sample]:
+def with_groups(family):
     """Samples of which some have the same prompt, also one that another rank has sent."""
     text, one, two = samples(family)
     again = replace(one, completion=replace(one.completion, token_ids=(104, 103, 102, 101, 100)))
     return [one, text, two, again, pickle.loads(pickle.dumps(two.bare())), again.bare()]
 
 
-def alone(model: Any, sample: Sample) -> Tensor:
+def alone(model, sample):
     """Transformers' own values; a sampled token of an image is its twin, which is text."""
     prompt, images = sample.prompt.token_ids, sample.prompt.images
     completion = [TWIN if token == IMAGE else token for token in sample.completion.token_ids]

@@ -5,7 +5,6 @@ AdamW with moments in 8 bits is bitsandbytes', for any tensor, and takes moments
 
 from copy import deepcopy
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -68,7 +67,7 @@ def piece(request, monkeypatch):
     return request.param
 
 
-def stepped(make: Any, sizes: tuple[int, ...] = (COUNT, 100), steps: int = 4) -> tuple[list[Any], Any]:
+def stepped(make, sizes=(COUNT, 100), steps=4):
     """Return weights after some steps with random gradients, and the optimizer."""
     random = torch.Generator().manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(size, generator=random)) for size in sizes]
@@ -80,7 +79,7 @@ def stepped(make: Any, sizes: tuple[int, ...] = (COUNT, 100), steps: int = 4) ->
     return weights, optimizer
 
 
-def bitsandbytes_own(weights: list[Any]) -> Any:
+def bitsandbytes_own(weights):
     return int8_moments.AdamW8bit(weights, lr=1e-2, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.0)
 
 

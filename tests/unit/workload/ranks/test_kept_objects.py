@@ -11,7 +11,7 @@ from grpo_workload.ranks.kept_objects import kept_objects
 class Knot:
     """Garbage that only the collector finds, once nothing else refers to it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.own = self
 
 

@@ -1,7 +1,6 @@
 """Ranks wait for a late one as long as it gets on, and name one that is silent."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
@@ -20,7 +19,7 @@ def pool():
         yield threads
 
 
-def make_ranks(server: Any, count: int, limit: float, **arguments: Any) -> list[Pulse]:
+def make_ranks(server, count, limit, **arguments):
     """Return a pulse for each of `count` ranks, on connections of their own."""
     stores = [TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False) for _ in range(count)]
     return [

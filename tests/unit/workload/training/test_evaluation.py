@@ -2,19 +2,17 @@
 
 import math
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from grpo_spec.errors import ConfigError
 from grpo_spec.evaluation import EvaluationConfig
-from grpo_spec.trainer import TrainerConfig
 from grpo_workload.data.dataset import load_prompts
 from grpo_workload.data.tool_schemas import ToolSchemas
 from grpo_workload.rewards.table import tabulate
 from grpo_workload.training.evaluation import SEED, is_due, is_due_at_start, load_evaluation
-from grpo_workload.training.standing import Standing, standing
+from grpo_workload.training.standing import standing
 from grpo_workload.training.step_metrics import summarise_evaluation
 from support.trainer.places import config_of
 from support.trainer.tiny_model import make_tiny_tokenizer
@@ -23,7 +21,7 @@ from support.trainer.tool_template import TOOL_TEMPLATE
 GYM = {"reasoningGym": {"dataset": "basic_arithmetic", "size": 50}}
 
 
-def make_config(evaluation: dict[str, Any] | None = None, **training: Any) -> TrainerConfig:
+def make_config(evaluation=None, **training):
     return config_of(
         dataset=GYM,
         rewards=[{"name": "right", "reasoningGym": {}}],
@@ -33,7 +31,7 @@ def make_config(evaluation: dict[str, Any] | None = None, **training: Any) -> Tr
     )
 
 
-def run(config: TrainerConfig, *, start: int = 0, past: dict[int, Any] | None = None) -> list[int]:
+def run(config, *, start=0, past=None):
     """Return the steps at which a run evaluates that begins at `start`, with these evaluations behind it."""
     done = dict(past or {})
     if is_due_at_start(config, done, start):
@@ -136,7 +134,7 @@ def test_rows_that_are_trained_on_are_refused():
             config_of(evaluation=evaluation)
 
 
-def after(*values: float, **settings: Any) -> Standing | None:
+def after(*values, **settings):
     """Return the standing after evaluations with these values, 10 steps apart."""
     gym = {"reasoningGym": {"dataset": "basic_arithmetic"}}
     section = EvaluationConfig.model_validate({"dataset": gym, "everySteps": 10} | settings)

@@ -2,25 +2,20 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from grpo_spec.environments import EpisodesConfig
 from grpo_spec.training import TrainingConfig
-from grpo_workload.algorithm.micro_batch import MicroBatch
-from grpo_workload.algorithm.samples import Completion, Episode, Fork, Prompt
+from grpo_workload.algorithm.samples import Episode, Fork, Prompt
 from grpo_workload.algorithm.step_plan import EpisodeFact, plan
 from grpo_workload.rewards.scorer import Function
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.journal import begin_branch
 from grpo_workload.training.kl_penalty import divergences
 from grpo_workload.training.lost_episodes import EnvironmentFailedError, Losses, too_many
-from grpo_workload.training.rollout import Generation
 from support.trainer.rollouts import Sampled, make_run, roll
 from support.trainer.samples import make_completion
 
@@ -32,17 +27,17 @@ PROMPT = (1, 2, 3)
 class Acting(Sampled):
     """A generator whose completions are episodes: of a prompt, by the number of the completion."""
 
-    def __init__(self, episodes: Callable[[Prompt, int], Completion]) -> None:
+    def __init__(self, episodes):
         super().__init__()
         self._episodes = episodes
         self.asked: list[int] = []
 
-    def generate(self, prompts: Sequence[Prompt], num_generations: int, *_: Any) -> list[list[Completion]]:
+    def generate(self, prompts, num_generations, *_):
         self.asked += [prompt.index for prompt in prompts]
         return [[self._episodes(prompt, number) for number in range(num_generations)] for prompt in prompts]
 
 
-def acted() -> Completion:
+def acted():
     """Return an episode of two turns: three own tokens, and two of a result."""
     return make_completion(
         (5, 90, 91, 6, 7),
@@ -52,23 +47,23 @@ def acted() -> Completion:
     )
 
 
-def forked() -> Completion:
+def forked():
     """Return an episode that goes on from another history: one more own token, behind two that are read."""
     fork = Fork(prompt_ids=(1, 2), token_ids=(4, 5, 8), logprobs=(0.0, 0.0, -1.0), context=((0, 2),))
     one = acted()
     return replace(one, episode=replace(one.episode, forks=(fork,)))
 
 
-def lost() -> Completion:
+def lost():
     episode = Episode(lost="process", failure="it ended with exit code 3", retries=2)
     return replace(acted(), token_ids=(), logprobs=(), text="", episode=episode)
 
 
-def first_lost(prompt: Prompt, number: int) -> Completion:
+def first_lost(prompt, number):
     return lost() if prompt.index == 0 and number == 0 else acted()
 
 
-def rolled(folder: Path, generator: Acting, share: float = 1.0, **settings: Any) -> Generation:
+def rolled(folder, generator, share=1.0, **settings):
     def scores(prompts, completions):
         assert all(one.token_ids for one in completions), "none of them is lost"
         return [float(number) for number in range(len(completions))]
@@ -105,7 +100,7 @@ def test_a_restart_uses_the_episodes_of_the_journal_and_their_lost_ones_again(tm
 
 
 def test_an_episode_that_forked_counts_once_and_a_restart_uses_all_its_sequences(tmp_path):
-    def first_forked(prompt: Prompt, number: int) -> Completion:
+    def first_forked(prompt, number):
         return forked() if number == 0 else acted()
 
     (first,) = rolled(tmp_path, Acting(first_forked), num_generations=3).rollouts.values()
@@ -129,16 +124,16 @@ def test_too_many_lost_episodes_end_the_attempt_and_are_not_journalled(tmp_path)
 
 def test_a_group_that_is_lost_as_a_whole_teaches_nothing_and_is_replaced(tmp_path):
     class Further:
-        def take(self, step: int) -> list[Prompt]:
+        def take(self, step):
             return [Prompt(index=place, text="", token_ids=(place,)) for place in range(2)]
 
-        def further(self, batch: int, slots: list[int]) -> list[Prompt]:
+        def further(self, batch, slots):
             return [Prompt(index=slot, text="", token_ids=(slot,)) for slot in slots]
 
-    def whole(prompt: Prompt, number: int) -> Completion:
+    def whole(prompt, number):
         return lost() if prompt.index == 0 else acted()
 
-    def by_number(prompts: list[Prompt], completions: list[Completion]) -> list[float | None]:
+    def by_number(prompts, completions):
         return [float(number % 2) for number in range(len(completions))]
 
     reward = Reward(name="one", weight=1.0, scorer=Function(by_number))
@@ -158,7 +153,7 @@ def test_the_kl_penalty_is_of_own_tokens_and_unknown_for_lost_episodes():
     class Counting:
         group = None
 
-        def divergence(self, batch: MicroBatch, temperature: float) -> Tensor:
+        def divergence(self, batch, temperature):
             return batch.mask_BC.sum(dim=1)
 
     prompt = Prompt(index=0, text="", token_ids=(9,))

@@ -1,6 +1,5 @@
 """A model is described by its configuration alone, and refused before weights are loaded."""
 
-from pathlib import Path
 from typing import Any
 
 import peft
@@ -9,7 +8,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaConfig
 
 from grpo_spec.contract import Contract
 from grpo_spec.errors import ConfigError
@@ -19,7 +18,7 @@ from grpo_workload.policy.model.checkpoint_names import CheckpointNames
 from grpo_workload.policy.model.load import empty_model, load_model
 from grpo_workload.training import subject as subject_module
 from grpo_workload.training.model_check import memory, refuse_unfit
-from grpo_workload.training.model_findings import Finding, answers
+from grpo_workload.training.model_findings import answers
 from grpo_workload.training.subject import Subject
 from grpo_workload.weights.export import full
 from support.families import FAMILIES, LONG_ROPE, MASKED, SIZES, STATEFUL, make_config, make_model
@@ -32,24 +31,24 @@ from support.trainer.tool_template import TOOL_TEMPLATE
 LLAMA = LlamaConfig(**SIZES)
 
 
-def make_contract(folder: Path, model: dict[str, Any] | None = None, **sections: Any) -> Contract:
+def make_contract(folder, model=None, **sections):
     sections["training"] = {"maxCompletionLength": 16} | sections.get("training", {})
     config = {"model": {"path": str(folder)} | (model or {})} | sections
     return Contract.model_validate(contract_json(config, gpus=2, device="cpu"))
 
 
-def refuse(folder: Path, model: dict[str, Any] | None = None, **sections: Any) -> None:
+def refuse(folder, model=None, **sections):
     """Look at what a job does when it starts."""
     refuse_unfit(Subject(make_contract(folder, model, **sections)), logs=False)
 
 
-def check(folder: Path, config: PreTrainedConfig, *model: dict[str, Any], **sections: Any) -> None:
+def check(folder, config, *model, **sections):
     """Look at a folder with nothing but the configuration."""
     config.save_pretrained(folder)
     refuse(folder, *model, **sections)
 
 
-def shapes(model: Any) -> set[tuple[str, tuple[int, ...]]]:
+def shapes(model):
     """Names and shapes in checkpoints; not types, since some buffers are loaded in float32."""
     return {(spec.name, spec.shape) for group in CheckpointNames(model).group(full(model)) for spec in group.specs}
 
@@ -161,9 +160,7 @@ def test_files_that_are_no_model_are_refused(tmp_path):
         refuse(tmp_path)
 
 
-def found_in(
-    folder: Path, model: dict[str, Any] | None = None, *, is_example: bool = False, **sections: Any
-) -> dict[str, Finding]:
+def found_in(folder, model=None, *, is_example=False, **sections):
     job = {"job": make_contract(folder, model, **sections)}
     return {one.aspect: one for one in answers(job, None, are_examples=is_example)["job"]}
 
@@ -200,7 +197,7 @@ def test_a_job_that_cannot_fit_is_refused_with_what_would(tmp_path):
 def test_a_start_makes_one_model_for_its_check_and_one_for_its_plan(tmp_path, monkeypatch):
     made: list[Any] = []
 
-    def count(config: Any) -> Any:
+    def count(config):
         made.append(empty_model(config))
         return made[-1]
 

@@ -1,11 +1,8 @@
 """Groups of equal rewards are replaced: the same ones on any number of ranks, and none again after a restart."""
 
 import multiprocessing
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -14,16 +11,15 @@ from hypothesis import strategies as st
 
 from grpo_spec.training import TrainingConfig
 from grpo_workload.algorithm.resample import num_further, places, teaches
-from grpo_workload.algorithm.samples import Completion, Prompt
+from grpo_workload.algorithm.samples import Prompt
 from grpo_workload.data.prefetch import PromptLoader
 from grpo_workload.data.prompt_source import PromptSource
 from grpo_workload.data.shard import shard
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.rewards.scorer import Function
 from grpo_workload.rewards.scoring import Reward
-from grpo_workload.storage.group_record import Group
 from grpo_workload.storage.journal import Journal, begin_branch, read_lineage
-from grpo_workload.training.rollout import Generation, roll_out
+from grpo_workload.training.rollout import roll_out
 from support.trainer.rollouts import Sampled, make_run
 
 PROMPTS, ROWS, ROUNDS = 5, 40, 3
@@ -72,35 +68,27 @@ def test_a_group_teaches_if_any_of_its_completions_has_an_advantage():
 class Halves(Sampled):
     """A generator that notes the prompts' rows of each call, until it sleeps."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.asked: list[list[int]] = []
         self.sleeps = False
 
-    def generate(self, prompts: Sequence[Prompt], *rest: Any) -> list[list[Completion]]:
+    def generate(self, prompts, *rest):
         assert not self.sleeps, "it has no weights"
         self.asked.append([prompt.index for prompt in prompts])
         return super().generate(prompts, *rest)
 
-    def sleep(self) -> None:
+    def sleep(self):
         self.sleeps = True
 
 
-def resampled(
-    folder: Path,
-    *,
-    useful: frozenset[int] = USEFUL,
-    rank: int = 0,
-    world_size: int = 1,
-    known: Sequence[Group] = (),
-    **training: Any,
-) -> tuple[Generation, Halves]:
+def resampled(folder, *, useful=USEFUL, rank=0, world_size=1, known=(), **training):
     """Roll out step 0 of a run in which only `useful` rows teach, and journal it."""
 
-    def score(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[float | None]:
+    def score(prompts, completions):
         return [float(number % 2) if one.index in useful else 1.0 for number, one in enumerate(prompts)]
 
-    def prompt(index: int, row: object) -> Prompt:
+    def prompt(index, row):
         return Prompt(index=index, text="", token_ids=(index,))
 
     rows = [{"prompt": str(index)} for index in range(ROWS)]
@@ -127,11 +115,11 @@ def resampled(
     return generation, generator
 
 
-def rows(generation: Generation, batch: int = 0) -> list[int]:
+def rows(generation, batch=0):
     return [sample.prompt.index for sample in generation.rollouts[batch].samples[::2]]
 
 
-def journalled(folder: Path) -> list[list[tuple[int, int, int]]]:
+def journalled(folder):
     return [[(one.position, one.slot, one.prompt_index) for one in groups] for groups in read_lineage(folder)]
 
 
@@ -204,7 +192,7 @@ def test_a_resumed_run_samples_no_group_of_a_settled_batch_and_all_replacements_
     assert (rows(again), generator.asked) == (first, [[row for row in first if row not in rows(whole)]])
 
 
-def _as_rank(folder: Path, rank: int, size: int) -> Any:
+def _as_rank(folder, rank, size):
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "s"), size), rank=rank, world_size=size)
     generation, generator = resampled(folder, rank=rank, world_size=size)
     dist.destroy_process_group()

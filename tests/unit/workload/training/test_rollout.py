@@ -8,20 +8,18 @@ import pytest
 import torch
 
 from grpo_spec.training import TrainingConfig
-from grpo_workload.algorithm.micro_batch import MicroBatch
 from grpo_workload.algorithm.reuse import batch_of, batches_from
 from grpo_workload.ranks.clock import Clock
 from grpo_workload.rewards.scorer import Function, RewardError
 from grpo_workload.rewards.scoring import Reward
 from grpo_workload.storage.journal import begin_branch, read_lineage
-from grpo_workload.training.rollout import Generation, Rollout, roll_out
-from grpo_workload.training.run import Run
+from grpo_workload.training.rollout import roll_out
 from support.trainer.rollouts import SHARE, Sampled, make_run, roll
 
 pytestmark = pytest.mark.usefixtures("only_rank")
 
 
-def rows(rollout: Rollout) -> list[int]:
+def rows(rollout):
     return [sample.prompt.index for sample in rollout.samples]
 
 
@@ -69,7 +67,7 @@ def test_with_router_replay_a_resumed_run_samples_again_what_the_journal_has_wit
     assert list(generator.begun) == [0, 1]
 
 
-def named(*names: str) -> dict[str, list[Reward]]:
+def named(*names):
     return {"rewards": [Reward(name=one, weight=1.0, scorer=Function(lambda *_: [1.0] * 4)) for one in names]}
 
 
@@ -119,7 +117,7 @@ def test_an_attempt_whose_reward_fails_journals_nothing_and_the_next_asks_it_of_
     resumed.journal.close()
 
 
-def generations(run: Run, first: int = 0) -> list[Generation]:
+def generations(run, first=0):
     """Return the generations of a run from its step `first` to its last."""
     found = [roll_out(run, first, Clock())]
     while found[-1].steps.stop < run.config.training.max_steps:
@@ -207,7 +205,7 @@ def test_kl_divergences_are_subtracted_from_rewards(tmp_path):
     class Policy:
         group = None
 
-        def divergence(self, batch: MicroBatch, temperature: float) -> torch.Tensor:
+        def divergence(self, batch, temperature):
             assert temperature == 1.0
             return torch.tensor([next(divergences) for _ in range(batch.num_sequences)])
 

@@ -6,7 +6,7 @@ from grpo_workload.training.session_advice import SessionAdvisor
 from support.trainer.places import config_of
 
 
-def advise(*steps: tuple[float, float, float], together: int = 1) -> str | None:
+def advise(*steps, together=1):
     """Return the advice after steps, each with seconds that episodes waited, of generating, and of the whole."""
     training = {"promptsPerStep": 4, "numGenerations": 8, "stepsPerGeneration": together}
     advisor, said = SessionAdvisor(config_of(training=training)), None

@@ -1,7 +1,5 @@
 """What the trials of an attempt have found holds for later attempts under the same conditions, and for no others."""
 
-from typing import Any
-
 import pytest
 
 from grpo_spec.contract import Contract
@@ -18,7 +16,7 @@ def _is_the_only_rank(monkeypatch):
     monkeypatch.setattr(trials, "on_main", lambda action: action())
 
 
-def contract(*, attempt: int = 0, halvings: int = 0, **config: Any) -> Contract:
+def contract(*, attempt=0, halvings=0, **config):
     raw = contract_json(config, device="cpu", microBatchHalvings=halvings)
     return Contract.model_validate(raw | {"attempt": attempt})
 

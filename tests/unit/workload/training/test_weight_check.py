@@ -19,17 +19,17 @@ TOKENS = 8
 class Model(nn.Module):
     """Gives each token the log-probability -1, before rounding."""
 
-    def __init__(self, gain: float) -> None:
+    def __init__(self, gain):
         super().__init__()
         self.layer, self.gain = nn.Linear(1, 1, bias=False), gain
         nn.init.ones_(self.layer.weight)
 
-    def forward(self) -> torch.Tensor:
+    def forward(self):
         return -1 + self.gain * (self.layer(torch.ones(1, TOKENS - 1, 1))[..., 0] - 1)
 
 
 @torch.no_grad()
-def check(values: dict[str, float], gain: float = 0.0, **engine_args: str) -> None:
+def check(values, gain=0.0, **engine_args):
     """Run the check with engines, by name, of which each token has the log-probability given.
 
     The trainer's is -1; rounding, by 1e-7, moves it by `gain` times as much.

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from grpo_workload.generation.arrivals import Arrivals
 from grpo_workload.weights.differ import WeightsAlteredError, WeightsDifferError, some
@@ -17,11 +16,11 @@ DTYPES = st.sampled_from([torch.bfloat16, torch.float16, torch.float32, torch.fl
 SEEDS = st.integers(0, 2**32)
 
 
-def made(seed: int, dtype: torch.dtype, *shape: int) -> Tensor:
+def made(seed, dtype, *shape):
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 20).to(dtype)
 
 
-def numbers(tensor: Tensor) -> list[int]:
+def numbers(tensor):
     return digest(tensor, sums=True).tolist()
 
 
@@ -118,5 +117,5 @@ def test_what_arrives_must_be_what_was_sent(change):
             arrivals.check()
 
 
-def spec_of(weight: tuple[str, Tensor]) -> Any:
+def spec_of(weight):
     return sums_spec(0)._replace(name=weight[0], dtype=weight[1].dtype, shape=tuple(weight[1].shape))

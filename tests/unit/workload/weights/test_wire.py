@@ -1,14 +1,12 @@
 """Tensors are unpacked as they were packed; buckets keep order and limit; one item is produced ahead of that in use."""
 
 import threading
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from grpo_workload.weights.buckets import cut, one_ahead
 from grpo_workload.weights.wire import ALIGNMENT, TensorSpec, describe, pack, parse_description, pieces, unpack
@@ -17,7 +15,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float64)
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 
-def spec(name: str, tensor: Tensor) -> TensorSpec:
+def spec(name, tensor):
     return TensorSpec(name, tensor.dtype, tuple(tensor.shape))
 
 
@@ -90,7 +88,7 @@ def test_items_produced_ahead_come_in_order(items):
 def test_only_the_next_item_is_produced_while_one_is_used():
     makers, began = [], [threading.Event() for _ in range(4)]
 
-    def make() -> Iterator[int]:
+    def make():
         for item in range(4):
             makers.append(threading.current_thread().name)
             began[item].set()
@@ -108,7 +106,7 @@ def test_only_the_next_item_is_produced_while_one_is_used():
 def test_leaving_early_waits_for_the_item_in_production_and_keeps_the_rest():
     go, items = threading.Event(), []
 
-    def make() -> Iterator[int]:
+    def make():
         for item in range(4):
             if item == 1:
                 assert go.wait(DEADLINE)
@@ -124,7 +122,7 @@ def test_leaving_early_waits_for_the_item_in_production_and_keeps_the_rest():
 
 
 def test_a_failure_in_producing_an_item_is_raised_where_it_is_taken():
-    def make() -> Iterator[int]:
+    def make():
         yield 0
         raise ValueError("a rank is gone")
 

@@ -14,7 +14,7 @@ LIMITS = {True: 30.0, False: 600.0}  # for elastic engines and for others
 class Push:
     """A push of 4 pieces to engine a, which has two workers, b and c."""
 
-    def __init__(self, *elastic: str) -> None:
+    def __init__(self, *elastic):
         self.now = 0.0
         self.store = dist.HashStore()
         clients = []
@@ -25,7 +25,7 @@ class Push:
         self.seats = [(clients[0], range(1, 3)), (clients[1], range(3, 4)), (clients[2], range(4, 5))]
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self):
         self.progress = PushProgress(
             RollCall(self.store, "7"),
             self.seats,
@@ -34,11 +34,11 @@ class Push:
             clock=lambda: self.now,
         )
 
-    def receive(self, *ranks: int) -> None:
+    def receive(self, *ranks):
         for rank in ranks:
             Seat(self.store, "7", rank).count_piece()
 
-    def after(self, seconds: float) -> str | None:
+    def after(self, seconds):
         """Let time pass; return which engine is named, if any."""
         self.progress.look()
         self.now += seconds
@@ -85,7 +85,7 @@ def test_the_engine_that_has_received_least_is_named(elastic, received, seconds,
 async def test_an_engine_that_has_answered_holds_nothing_up_and_each_push_counts_anew():
     push = Push("a", "b", "c")
 
-    async def answers() -> None:
+    async def answers():
         pass
 
     for _ in range(2):

@@ -19,22 +19,22 @@ ENGINE = Engine(name="b", pod="job-b", group="g", host="h", port=80, devices=(0,
 class Engines(RuleBasedStateMachine):
     """The real engines, and a roster that learns about them only from observations."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.starts = dict.fromkeys(NAMES, 1)
         self.held: dict[str, int] = {}  # by process: version of the weights that it got
         self.version = 0
         self.roster = Roster()
 
-    def processes(self) -> dict[str, str]:
+    def processes(self):
         return {name: f"{name}.{start}" for name, start in self.starts.items()}
 
     @rule(name=st.sampled_from(NAMES))
-    def restart(self, name: str) -> None:
+    def restart(self, name):
         self.starts[name] += 1
 
     @rule(lost=st.none() | st.sampled_from(NAMES), new_version=st.booleans())
-    def push(self, lost: str | None, new_version: bool) -> None:
+    def push(self, lost, new_version):
         """Push as the generator does; an engine may be lost after it was observed."""
         seen = agreed([Observation(processes=self.processes()), Observation(processes={"a": self.processes()["a"]})])
         assert seen == self.processes()
@@ -56,16 +56,16 @@ class Engines(RuleBasedStateMachine):
         self.roster.pushed()
 
     @invariant()
-    def processes_in_use_hold_the_current_weights(self) -> None:
+    def processes_in_use_hold_the_current_weights(self):
         assert all(self.held[process] == self.version for process in self.roster.current.values())
 
     @invariant()
-    def processes_in_use_are_those_of_the_group(self) -> None:
+    def processes_in_use_are_those_of_the_group(self):
         assert not self.roster.current or self.roster.current == self.roster.group
 
     @precondition(lambda self: self.roster.current)
     @rule()
-    def a_restarted_engine_counts_as_lost(self) -> None:
+    def a_restarted_engine_counts_as_lost(self):
         lost = {name for name, process in self.processes().items() if self.roster.current[name] != process}
         assert bool(lost) == is_lost(self.roster.current, [Observation(processes=self.processes())])
 
@@ -115,7 +115,7 @@ class Clock:
         return self.now
 
 
-def seen(**processes: str) -> Observation:
+def seen(**processes):
     return Observation(processes=processes)
 
 

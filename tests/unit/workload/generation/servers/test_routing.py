@@ -9,7 +9,7 @@ from grpo_spec.contract import Engine
 from grpo_workload.generation.servers.routing import SAMPLES_IN_FLIGHT, Idle, Lane, Router, choose
 
 
-def engine(index: int, data_parallel: int = 1) -> Engine:
+def engine(index, data_parallel=1):
     name, copies = f"engine-{index}", {"data_parallel": data_parallel, "devices": range(data_parallel)}
     return Engine(name=name, pod=name, group="generation", host="h", port=8000, **copies)
 
@@ -33,20 +33,20 @@ def test_the_next_lane_with_room_and_the_fewest_in_flight_for_each_copy_is_chose
     assert choose(all_lanes, num_samples, first) is (all_lanes[min(room)[2]] if room else None)
 
 
-def router(count: int, *, first: int = 0, process: str = "a") -> Router:
+def router(count, *, first=0, process="a"):
     """Return a router over so many engines."""
     made = Router(first=first)
     use(made, count, process)
     return made
 
 
-def use(made: Router, count: int, process: str) -> None:
+def use(made, count, process):
     engines = {engine(index).name: engine(index) for index in range(count)}
     made.use(engines, dict.fromkeys(engines, process))
 
 
 def test_ranks_with_one_prompt_each_use_all_engines():
-    async def first_choice(rank: int) -> str:
+    async def first_choice(rank):
         return (await router(4, first=rank).acquire(8)).engine.name
 
     assert {asyncio.run(first_choice(rank)) for rank in range(4)} == {engine(index).name for index in range(4)}
@@ -93,7 +93,7 @@ def test_engines_are_idle_while_nothing_is_in_flight():
     now = [0.0]
     idle = Idle(lambda: now[0])
 
-    def after(seconds: float) -> Idle:
+    def after(seconds):
         now[0] += seconds
         return idle
 

@@ -7,7 +7,7 @@ from grpo_workload.generation.servers.token_watch import TokenWatch, replicas
 HOUR = 3600
 
 
-def metrics(*tokens: int, running: float = 3.0) -> str:
+def metrics(*tokens, running=3.0):
     """The part of GET /metrics that tells of an engine whose copies have sampled so many tokens."""
     lines = ["# HELP vllm:generation_tokens_total Number of generation tokens.", "process_cpu_seconds_total 9.5"]
     for copy, number in enumerate(tokens):

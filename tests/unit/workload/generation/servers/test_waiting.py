@@ -28,8 +28,8 @@ async def test_the_limit_counts_from_the_last_engine_that_became_healthy(first, 
     seconds = count(step=20)
     now = 0
 
-    def answer(ready_at: int) -> web.Application:
-        async def health(_: web.Request) -> web.Response:
+    def answer(ready_at):
+        async def health(_):
             nonlocal now
             now = next(seconds)
             return web.Response(status=200 if now >= ready_at else 503)
@@ -98,7 +98,7 @@ async def test_elastic_engines_are_waited_for_only_if_their_hosts_exist():
 async def test_calls_that_are_given_up_end():
     ended = []
 
-    async def call(name: str) -> None:
+    async def call(name):
         try:
             await asyncio.Event().wait()
         finally:

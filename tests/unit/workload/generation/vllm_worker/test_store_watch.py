@@ -2,7 +2,6 @@
 
 import threading
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -14,13 +13,13 @@ POLL = 0.02
 DEADLINE = 30.0
 
 
-def stores() -> tuple[Any, Any]:
+def stores():
     """Return a store that this process serves, and a client of it."""
     (port,), limits = free_ports(1), {"timeout": timedelta(seconds=30), "wait_for_workers": False}
     return tuple(dist.TCPStore("127.0.0.1", port, is_master=serves, **limits) for serves in (True, False))
 
 
-def wait_until_aborted(error: Exception | None) -> None:
+def wait_until_aborted(error):
     """Watch a store, close it, wait for the abort, then raise `error` or return normally."""
     served, store = stores()
     aborted = threading.Event()
@@ -49,7 +48,7 @@ def test_nothing_happens_while_the_store_is_served():
     aborted, checks = threading.Event(), threading.Semaphore(0)
 
     class Counted:
-        def check(self, keys: list[str]) -> bool:
+        def check(self, keys):
             checks.release()
             return bool(store.check(keys))
 
