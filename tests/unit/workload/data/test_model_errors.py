@@ -2,7 +2,6 @@
 
 import errno
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
@@ -16,7 +15,7 @@ CLIENT_ERROR = HfHubHTTPError.__bases__[0]  # of the package by which the hub's 
 
 def from_hub(status):
     """Return what the hub's client raises for an answer with this status."""
-    response: Any = SimpleNamespace(headers={}, request=None, status_code=status)
+    response = SimpleNamespace(headers={}, request=None, status_code=status)
     return HfHubHTTPError(str(status), response=response)
 
 

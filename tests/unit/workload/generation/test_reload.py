@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -70,8 +69,7 @@ def push(model, **weights):
     with audited(model, is_initial=False, is_quantized=False):
         reload.initialize_layerwise_reload(model)
         model.load_weights(with_sums([(name.replace("_", "."), one) for name, one in weights.items()], "cpu"))
-        config: Any = None  # that of attention layers
-        reload.finalize_layerwise_reload(model, config)
+        reload.finalize_layerwise_reload(model, None)  # the configuration is that of attention layers
 
 
 @pytest.fixture
@@ -106,7 +104,7 @@ class Method(QuantizeMethodBase):
     """Changes the form of a layer's weights."""
 
     def __init__(self):
-        self.change: Any = lambda weight: weight.flip(0)
+        self.change = lambda weight: weight.flip(0)
 
     def create_weights(self, *_args, **_options): ...
 

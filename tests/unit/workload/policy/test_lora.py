@@ -1,7 +1,6 @@
 """Modules that may have adapters, the weights that they merge to, and the memory that merging takes."""
 
 from itertools import accumulate
-from typing import Any
 
 import peft
 import pytest
@@ -162,7 +161,7 @@ def test_merging_allocates_at_most_two_weights_and_a_slice(monkeypatch):
     adapters = Adapters(model := llama(hidden_size=256, intermediate_size=512).bfloat16(), config(), seed=1)
     train(model)
     largest = max(p.numel() * p.element_size() for p in model.parameters())
-    kept: Any = None  # a consumer holds a weight until it has the next one
+    kept = None  # a consumer holds a weight until it has the next one
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for _, weight in Export(adapters.pushed(), is_partitioned=False):
             kept = weight

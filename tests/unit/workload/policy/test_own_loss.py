@@ -35,33 +35,6 @@ def with_entropies(log_probs, entropies, **others):
 
 def own_kl(log_probs, advantages, ref_log_probs=None):
     return -log_probs * advantages
-
-def needs_reference(log_probs, ref_log_probs):
-    return log_probs
-
-def unknown_argument(log_probs, rewards):
-    return log_probs
-
-def a_number(log_probs, advantages):
-    return (log_probs * advantages).sum()
-
-def of_sequences(log_probs, advantages):
-    return (log_probs * advantages).sum(1, keepdim=True)
-
-def of_metrics(log_probs):
-    return log_probs, {"entropy": 1.0}
-
-def constant(advantages):
-    return advantages
-
-def infinite(log_probs):
-    return log_probs / 0
-
-def of_filled(log_probs, mask):
-    return log_probs / mask.sum()
-
-def broken(log_probs):
-    return log_probs @ "x"
 """
 
 
@@ -114,23 +87,29 @@ def test_it_gets_what_it_names():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("takes", "returns", "message"),
     [
-        ("nothing", "module my_losses has no nothing; it has ppo, everything"),
-        ("needs_reference", "takes ref_log_probs, but there is no reference model; set training.beta"),
-        ("unknown_argument", "takes rewards; arguments are log_probs, old_log_probs, advantages"),
-        ("a_number", "returned losses of shape []; return a tensor [3, 3], a value a token"),
-        ("of_sequences", "returned losses of shape [3, 1]; return"),
-        ("of_metrics", "returned the metric entropy of a float; return"),
-        ("constant", "losses that do not depend on log_probs"),
-        ("infinite", "returned losses not finite"),
-        ("of_filled", "losses with a gradient not finite for a micro-batch whose mask is 0"),
-        ("broken", "raised TypeError: "),
+        ("ref_log_probs", "ref_log_probs", "takes ref_log_probs, but there is no reference model; set training.beta"),
+        ("log_probs, rewards", "log_probs", "takes rewards; arguments are log_probs, old_log_probs, advantages"),
+        ("log_probs", "log_probs.sum()", "returned losses of shape []; return a tensor [3, 3], a value a token"),
+        ("log_probs", "log_probs.sum(1, keepdim=True)", "returned losses of shape [3, 1]; return"),
+        ("log_probs", 'log_probs, {"entropy": 1.0}', "returned the metric entropy of a float; return"),
+        ("advantages", "advantages", "losses that do not depend on log_probs"),
+        ("log_probs", "log_probs / 0", "returned losses not finite"),
+        ("log_probs, mask", "log_probs / mask.sum()", "with a gradient not finite for a micro-batch whose mask is 0"),
+        ("log_probs", 'log_probs @ "x"', "raised TypeError: "),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused(name, message):
-    with pytest.raises(ConfigError, match=rf"^training\.loss: my_losses:{name}.*{re.escape(message)}"):
-        own(name)
+def test_what_cannot_be_trained_on_is_refused(takes, returns, message, tmp_path):
+    (tmp_path / "my_losses.py").write_text(f"def mine({takes}):\n    return {returns}\n")
+    with pytest.raises(ConfigError, match=rf"^training\.loss: my_losses:mine.*{re.escape(message)}"):
+        own("mine")
+
+
+def test_a_function_that_is_not_there_is_named_with_those_that_are():
+    said = r"^training\.loss: my_losses:nothing.*module my_losses has no nothing; it has ppo, everything"
+    with pytest.raises(ConfigError, match=said):
+        own("nothing")
 
 
 def make_batch(seed):

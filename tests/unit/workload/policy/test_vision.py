@@ -3,7 +3,6 @@
 import pickle
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -167,7 +166,7 @@ def test_the_trial_at_the_start_accepts_it(family):
 def test_the_longest_sequence_has_the_images_of_its_prompt(family):
     model = make_vision_model(family)
     vision.adapt(model)
-    policy: Any = SimpleNamespace(module=model)
+    policy = SimpleNamespace(module=model)
     sample = longest_sample(policy, 80, 20, with_images(family, [(48, 32)], [1]).prompt)
     with torch.no_grad():
         logprobs_BT = LogprobHead(model).per_token(model, micro_batch([sample]), 1.0).logprobs_BT

@@ -1,7 +1,7 @@
 """The proposal from who waits for whom: it reduces the larger waiting, stays while steps vary, and ends somewhere.
 
 Steps are those of a model: engines need `work` seconds together, ranks `train` seconds, and with maxStaleness > 0 both
-work at the same time.
+work at the same time. Advice to raise sessions comes where waiting for them makes steps long, and for no other reason.
 """
 
 import json
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from grpo_spec.generation import Topology
 from grpo_workload.training.balance import FEWEST_ROUNDS, MOST_ROUNDS, STEADY, Advisor, Balance, Shares, advise, nearest
+from grpo_workload.training.session_advice import SessionAdvisor
 from support.paths import ROOT
 from support.trainer.places import config_of
 
@@ -193,3 +194,38 @@ def test_where_steps_share_a_generation_nothing_is_proposed():
     alone, together = make_advisor(0), make_advisor(0, together=4)
     answers = [[add(advisor, 10.0, 5.0, 5.0, SIZES) for _ in range(20)][-1] for advisor in (alone, together)]
     assert (answers[0].advice is None, answers[1]) == (False, Balance())
+
+
+def advice_after(*steps, together=1):
+    """Return the advice after steps, each with seconds that episodes waited, of generating, and of the whole."""
+    training = {"promptsPerStep": 4, "numGenerations": 8, "stepsPerGeneration": together}
+    advisor, said = SessionAdvisor(config_of(training=training)), None
+    for waited, generating, seconds in steps:
+        said = advisor.add({"episodes/wait_seconds/mean": waited, "ranks/generate_seconds/max": generating}, seconds)
+    return said
+
+
+def test_steps_in_which_episodes_wait_long_say_what_to_raise():
+    assert advice_after(*[(6.0, 12.0, 20.0)] * 5) == (
+        "episodes wait 6.0 s of a step's 20.0 s for a session of an environment pod: raise "
+        "spec.environmentPods.groups[].replicas, or sessions where pods have memory for more, while suspended (32 "
+        "episodes of a step at once need as many)"
+    )
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(6.0, 12.0, 20.0)] * 4,  # too few are known
+        [(4.0, 12.0, 20.0)] * 5,  # it is a small part
+        [(60.0, 1.0, 20.0)] * 5,  # of later steps, while ranks train
+        [(300.0, 301.0, 310.0), *[(0.1, 12.0, 20.0)] * 4],  # a pod has begun again
+    ],
+)
+def test_other_steps_say_nothing(steps):
+    assert advice_after(*steps) is None
+
+
+def test_steps_of_one_generation_are_looked_at_together():
+    said = advice_after(*[(12.0, 12.0, 16.0), (12.0, 0.0, 4.0)] * 5, together=2)
+    assert said.startswith("episodes wait 12.0 s of a generation's 20.0 s"), said

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -158,9 +157,8 @@ def test_the_kl_penalty_is_of_own_tokens_and_unknown_for_lost_episodes():
 
     prompt = Prompt(index=0, text="", token_ids=(9,))
     short = replace(acted(), token_ids=(5,), logprobs=(-1.0,), episode=None)
-    policy: Any = Counting()
     own = [(prompt, one) for one in (lost(), acted(), short, lost(), forked())]
-    found = divergences(policy, own, TrainingConfig(per_device_train_batch_size=1))
+    found = divergences(Counting(), own, TrainingConfig(per_device_train_batch_size=1))
     assert found == pytest.approx([math.nan, 3, 1, math.nan, 3 + 1], nan_ok=True)
 
 

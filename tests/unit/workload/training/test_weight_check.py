@@ -1,7 +1,6 @@
 """An engine computes after a push what the trainer does: numbers that are none are refused, too."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -36,10 +35,8 @@ def check(values, gain=0.0, **engine_args):
     """
     config = config_of(model={"name": "m", "dtype": "bfloat16"}, generation={"engineArgs": engine_args})
     model = Model(gain)
-    policy: Any = SimpleNamespace(logprobs=lambda batch: model(), module=model)
-    engines: Any = SimpleNamespace(
-        logprobs=lambda ids: {name: [value] * (TOKENS - 1) for name, value in values.items()}
-    )
+    policy = SimpleNamespace(logprobs=lambda batch: model(), module=model)
+    engines = SimpleNamespace(logprobs=lambda ids: {name: [value] * (TOKENS - 1) for name, value in values.items()})
     WeightCheck(config, lambda text, **_: {"input_ids": [*range(TOKENS)]}).run(policy, engines, 0)
 
 
