@@ -63,9 +63,7 @@ def test_stored_transposed_or_not_each_expert_gets_its_own_product():
 
 
 def test_what_engines_would_not_get_is_refused(monkeypatch):
-    with pytest.raises(
-        ValueError, match=r"lora\.push: adapters cannot send those of parameters, such as .*push merged"
-    ):
+    with pytest.raises(ValueError, match=r"lora.push: adapters cannot send those of parameters, such as .*push merged"):
         Adapters(make_model("qwen3_moe"), config(push="adapters"), seed=1)
     merged = adapter_weights.merged
     monkeypatch.setattr(lora, "merged", lambda model: merged(model)[:2])
