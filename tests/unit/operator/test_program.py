@@ -28,8 +28,8 @@ _cause: ContextVar[_Cause] = ContextVar("cause")
 
 
 def _program() -> Program:
-    cluster = Cluster(MemoryApi(Store()))  # type: ignore[arg-type]
-    return Program(cluster, (), lambda: datetime.now(UTC), lambda: 0.0, None, Instruments(), PassOptions())
+    now = datetime.now(UTC)
+    return Program(Cluster(MemoryApi(Store())), (), lambda: now, lambda: 0.0, None, Instruments(), PassOptions())
 
 
 async def test_an_operator_that_stands_by_gathers_no_passes() -> None:

@@ -36,6 +36,10 @@ def _job(**spec: Any) -> dict[str, Any]:
     return REQUIRED | spec
 
 
+def _group(template: dict[str, Any]) -> dict[str, Any]:
+    return {"trainer": {"groups": [{"name": "a", "gpus": 1, "podTemplate": template}]}}
+
+
 @given(PARTS, LAYERS)
 def test_what_is_merged_is_valid_and_stays_when_it_is_merged_again(job: dict[str, Any], layers: dict[str, Any]) -> None:
     once = merged(_job(**job), layers)
@@ -74,9 +78,8 @@ def _sorted(spec: dict[str, Any]) -> str:
 
 def test_what_is_enforced_otherwise_is_refused_by_field_and_object() -> None:
     layers = {CLUSTER: {"enforced": {"queue": "gpus", "image": "mirror/x", "podTemplate": {"schedulerName": "s"}}}}
-    group = {"name": "a", "gpus": 1, "podTemplate": {"schedulerName": "mine"}}
     layers[NAMESPACE] = {"defaults": {"image": "other"}}
-    said = find_refusal(_job(image="mine", trainer={"groups": [group]}), "ours", layers)
+    said = find_refusal(_job(image="mine", **_group({"schedulerName": "mine"})), "ours", layers)
     enforces = f"{CLUSTER} default enforces"
     for one in (
         f"spec.image: {enforces} mirror/x",
@@ -94,8 +97,7 @@ def test_a_group_can_neither_remove_nor_hide_what_is_enforced() -> None:
         CLUSTER: {"enforced": {"podTemplate": {"securityContext": {"runAsUser": 7, "capabilities": {"drop": 1}}}}}
     }
     for name, own in (("runAsUser", None), ("capabilities", None), ("capabilities", [])):
-        template = {"securityContext": {name: own}}
-        said = find_refusal(_job(trainer={"groups": [{"name": "a", "gpus": 1, "podTemplate": template}]}), "", layers)
+        said = find_refusal(_job(**_group({"securityContext": {name: own}})), "", layers)
         assert said.startswith(f"spec.trainer.groups[0].podTemplate.securityContext.{name}")
         assert f"{CLUSTER} default enforces" in said
 
@@ -103,8 +105,7 @@ def test_a_group_can_neither_remove_nor_hide_what_is_enforced() -> None:
 def test_labels_and_annotations_of_pods_do_not_replace_common_ones_that_are_enforced() -> None:
     layers = {CLUSTER: {"enforced": {"commonLabels": {"cost": "site"}, "commonAnnotations": {"cost": "site"}}}}
     own = {"labels": {"cost": "mine", "more": "b"}, "annotations": {"cost": "mine"}}
-    group = {"name": "a", "gpus": 1, "podTemplate": own}
-    for root, job in (("spec", _job(podTemplate=own)), ("spec.trainer.groups[0]", _job(trainer={"groups": [group]}))):
+    for root, job in (("spec", _job(podTemplate=own)), ("spec.trainer.groups[0]", _job(**_group(own)))):
         said = find_refusal(job, "", layers)
         assert said.split("; ")[::2] == [
             f"{root}.podTemplate.{name}.cost: {CLUSTER} default enforces site" for name in ("labels", "annotations")
@@ -123,8 +124,7 @@ def test_a_default_label_of_pods_does_not_hide_a_common_one_that_another_layer_e
 
 
 def test_tolerations_of_a_group_do_not_replace_those_of_the_site() -> None:
-    group = {"name": "a", "gpus": 1, "podTemplate": {"tolerations": [{"key": "mine"}]}}
-    spec = _job(trainer={"groups": [group]})
+    spec = _job(**_group({"tolerations": [{"key": "mine"}]}))
     found = merged(spec, {NAMESPACE: {"defaults": {"podTemplate": {"tolerations": [{"key": "gpu"}]}}}})
     assert found["trainer"]["groups"][0]["podTemplate"]["tolerations"] == [{"key": "gpu"}, {"key": "mine"}]
     assert spec["trainer"]["groups"][0]["podTemplate"]["tolerations"] == [{"key": "mine"}]  # the stored one
@@ -146,11 +146,7 @@ def test_each_value_says_where_it_is_from() -> None:
 def test_what_may_not_be_set_is_named_and_no_job_begins_with_it() -> None:
     wrong = {"defaults": {"training": {}, "podTemplate": {"node_selector": {}}}, "force": {}}
     said = find_fault(wrong)
-    for one in (
-        "spec.force: unknown field",
-        "spec.defaults.training: cannot be set here",
-        "did you mean nodeSelector?",
-    ):
+    for one in ("spec.force: unknown field", "spec.defaults.training: cannot be set here", "mean nodeSelector?"):
         assert one in said
     found = layer({"metadata": {"generation": 2}, "spec": wrong})
     assert f"{CLUSTER} default is not valid" in (read_spec(_job(), GRPOJobStatus(), {CLUSTER: found}).refused or "")

@@ -9,6 +9,10 @@ from support.control_plane.jobs import spec
 from support.control_plane.refused_episodes import ACCEPTED, REFUSED
 
 
+def _group(variable: dict) -> dict:
+    return {"groups": [{"name": "g", "gpus": 1, "podTemplate": {"env": [variable]}}]}
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -60,22 +64,11 @@ from support.control_plane.refused_episodes import ACCEPTED, REFUSED
             "spec.podTemplate.env[1]: the operator and the launcher set this variable",
         ),
         (
-            {
-                "trainer": {
-                    "groups": [{"name": "a", "gpus": 1, "podTemplate": {"env": [{"name": "POD_UID", "valueFrom": {}}]}}]
-                }
-            },
+            {"trainer": _group({"name": "POD_UID", "valueFrom": {}})},
             "spec.trainer.groups[0].podTemplate.env[0]: the operator and the launcher set this variable",
         ),
         (
-            {
-                "generation": {
-                    "topology": "Server",
-                    "server": {
-                        "groups": [{"name": "g", "gpus": 1, "podTemplate": {"env": [{"name": "GRPO_ATTEMPT"}]}}]
-                    },
-                }
-            },
+            {"generation": {"topology": "Server", "server": _group({"name": "GRPO_ATTEMPT"})}},
             "spec.generation.server.groups[0].podTemplate.env[0]: the operator and the launcher set this variable",
         ),
     ],
@@ -91,10 +84,7 @@ def test_an_error_names_the_field(change: dict, fault: str) -> None:
         *REFUSED,
         ({"tools": [{"function": "a:f"}] * 2}, "tools has function 'a:f' twice"),
         ({"environments": [{"name": "e", "factory": "m:E"}] * 2}, "environments has name 'e' twice"),
-        (
-            {"environmentPods": {"groups": [{"name": "g", "environments": ["e", "e"]}]}},
-            "environments has 'e' twice",
-        ),
+        ({"environmentPods": {"groups": [{"name": "g", "environments": ["e", "e"]}]}}, "environments has 'e' twice"),
     ],
 )
 def test_tools_and_environments_that_do_not_fit_are_refused(change: dict, fault: str) -> None:

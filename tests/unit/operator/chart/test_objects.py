@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,8 @@ def test_the_crds_are_the_generated_ones_and_survive_uninstall(helm: Path) -> No
 def test_watched_namespaces_get_a_role_each_and_no_rights_elsewhere(helm: Path) -> None:
     objects = render(helm, "--set", "watchNamespaces={team-a,team-b}")
     roles = {name for name in objects if "Role" in name and "leader" not in name}
-    assert roles - {"ClusterRole view", "ClusterRole edit", "ClusterRole admin"} == {
-        "Role team-a",
-        "Role team-b",
-        "RoleBinding team-a",
-        "RoleBinding team-b",
-    }
+    bound = {f"{kind} {team}" for kind in ("Role", "RoleBinding") for team in ("team-a", "team-b")}
+    assert roles == {"ClusterRole view", "ClusterRole edit", "ClusterRole admin"} | bound
     everywhere = render(helm, "--set", "rbac.readNodes=false")["ClusterRole"]["rules"]
     of_clusters = ["resourceflavors", "priorityclasses", "grpoclusterdefaults", "grpoclusterdefaults/status"]
     assert objects["Role team-a"]["rules"] == [one for one in everywhere if one["resources"][0] not in of_clusters]
@@ -121,56 +118,34 @@ def test_probes_ask_whether_the_operator_lives_and_knows_the_cluster(helm: Path)
     container = render(helm)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
     assert {probe["port"] for probe in probes.values()} == {"health"}
-    assert {kind: probe["path"] for kind, probe in probes.items()} == {
-        "startup": "/healthz",
-        "readiness": "/readyz",
-        "liveness": "/healthz",
-    }
+    paths = {"startup": "/healthz", "readiness": "/readyz", "liveness": "/healthz"}
+    assert {kind: probe["path"] for kind, probe in probes.items()} == paths
 
 
 def test_a_digest_replaces_the_tag(helm: Path) -> None:
     digest = f"sha256:{'0' * 64}"
-    spec = render(helm, "--set", "image.tag=v9", "--set", f"image.digest={digest}")["Deployment"]["spec"]["template"][
-        "spec"
-    ]
-    assert spec["containers"][0]["image"] == f"ghcr.io/grpo-operator/operator@{digest}"
+    spec = render(helm, "--set", "image.tag=v9", "--set", f"image.digest={digest}")["Deployment"]["spec"]
+    assert spec["template"]["spec"]["containers"][0]["image"] == f"ghcr.io/grpo-operator/operator@{digest}"
 
 
 def test_kubernetes_own_roles_are_extended_once_in_a_cluster(helm: Path) -> None:
     objects = render(helm)
     assert objects["ClusterRole view"]["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     assert objects["ClusterRole edit"]["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
-    writes = {
-        verb
-        for rule in objects["ClusterRole edit"]["rules"]
-        for verb in rule["verbs"]
-        if "grpodefaults" in rule["resources"]
-    }
-    assert not writes, "who submits jobs must not change what they are forced to"
+    edits = {resource for rule in objects["ClusterRole edit"]["rules"] for resource in rule["resources"]}
+    assert "grpodefaults" not in edits, "who submits jobs must not change what they are forced to"
     assert objects["ClusterRole admin"]["rules"][0]["resources"] == ["grpodefaults"]
     assert "ClusterRole view" not in render(helm, "--set", "rbac.aggregateRoles=false")
     assert "ClusterRole view" in render(helm, "--set", "crds.install=false")
 
 
 def test_helm_test_has_the_right_to_list_pods_only(helm: Path) -> None:
-    command = [
-        str(helm),
-        "template",
-        "one",
-        str(CHART),
-        "--show-only",
-        "templates/tests/check.yaml",
-        "--namespace",
-        "sys",
-    ]
-    objects = {
-        o["kind"]: o
-        for o in yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    }
+    command = [str(helm), "template", "one", str(CHART), "--show-only", "templates/tests/check.yaml"]
+    done = subprocess.run([*command, "--namespace", "sys"], capture_output=True, text=True, check=True)
+    objects = {o["kind"]: o for o in yaml.safe_load_all(done.stdout)}
     assert all(o["metadata"]["annotations"]["helm.sh/hook"] == "test" for o in objects.values())
     assert objects["Role"]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
-    labels = objects["Pod"]["metadata"]["labels"]
-    name = labels["app.kubernetes.io/name"]
+    name = objects["Pod"]["metadata"]["labels"]["app.kubernetes.io/name"]
     assert name != "grpo-operator", "selectors of the operator's pod must not match the pod of the test"
 
 
@@ -181,9 +156,8 @@ def test_pod_labels_cannot_break_the_selector(helm: Path) -> None:
 
 def test_the_network_policy_lets_the_operator_reach_the_api_server_and_pods_of_jobs_alone(helm: Path) -> None:
     def policy(*values: str) -> dict[str, Any]:
-        arguments = [part for value in ("networkPolicy.enabled=true", *values) for part in ("--set", value)]
-        spec: dict[str, Any] = render(helm, *arguments)["NetworkPolicy"]["spec"]
-        return spec
+        arguments = (f"--set={value}" for value in ("networkPolicy.enabled=true", *values))
+        return render(helm, *arguments)["NetworkPolicy"]["spec"]
 
     assert "NetworkPolicy" not in render(helm)
     ports = [{"protocol": "TCP", "port": 443}, {"protocol": "TCP", "port": 6443}]
@@ -205,9 +179,8 @@ def test_the_table_of_rights_in_the_docs_matches_the_roles(helm: Path) -> None:
     text = (ROOT / "docs" / "operating.md").read_text()
     rows = re.findall(r"^\| `([\w/]+)` \| ([a-z, ]+) \| .+ \|$", text, re.MULTILINE)
     objects = render(helm)
-    rules = objects["ClusterRole"]["rules"] + objects["Role leader"]["rules"]
-    granted: dict[str, set[str]] = {}
-    for rule in rules:
+    granted: dict[str, set[str]] = defaultdict(set)
+    for rule in objects["ClusterRole"]["rules"] + objects["Role leader"]["rules"]:
         for resource in rule["resources"]:
-            granted.setdefault(resource, set()).update(rule["verbs"])
+            granted[resource] |= {*rule["verbs"]}
     assert {resource: set(verbs.split(", ")) for resource, verbs in rows} == granted

@@ -15,26 +15,12 @@ from support.paths import ROOT
 
 
 def test_values_reach_the_pod(helm: Path) -> None:
-    values = [
-        "image.tag=v9",
-        "image.pullSecrets[0].name=reg",
-        "priorityClassName=high",
-        "nodeSelector.disk=ssd",
-        "podLabels.team=x",
-    ]
-    values += [
-        "tolerations[0].operator=Exists",
-        "env[0].name=HTTPS_PROXY",
-        "env[0].value=p",
-        "logFormat=json",
-        "logLevel=debug",
-        "commonLabels.cost=ml",
-    ]
-    values += ["podSecurityContext.runAsUser=null", "rbac.readNodes=false", "jobs.networkPolicy=false"]
-    allowed = ["HostPath", "HostNetwork", "Privileged", "ServiceAccountToken"]
-    values += [f"jobs.allow{what}=true" for what in allowed]
-    values += ["jobs.requests.cpuPerGpu=2", "jobs.requests.memory="]
-    objects = render(helm, *(part for value in values for part in ("--set", value)))
+    values = ["image.tag=v9", "image.pullSecrets[0].name=reg", "priorityClassName=high", "nodeSelector.disk=ssd"]
+    values += ["podLabels.team=x", "tolerations[0].operator=Exists", "env[0].name=HTTPS_PROXY", "env[0].value=p"]
+    values += ["logFormat=json", "logLevel=debug", "commonLabels.cost=ml", "podSecurityContext.runAsUser=null"]
+    values += ["rbac.readNodes=false", "jobs.networkPolicy=false", "jobs.requests.cpuPerGpu=2", "jobs.requests.memory="]
+    values += [f"jobs.allow{what}=true" for what in ("HostPath", "HostNetwork", "Privileged", "ServiceAccountToken")]
+    objects = render(helm, *(f"--set={value}" for value in values))
     assert all(o["metadata"]["labels"]["cost"] == "ml" for o in objects.values())
     template = objects["Deployment"]["spec"]["template"]
     pod = template["spec"]

@@ -7,14 +7,7 @@ import pytest
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.times import after, rfc3339
-from grpo_operator.decide.absent import (
-    Missing,
-    explain,
-    explain_unprepared,
-    find_missing,
-    find_unprepared,
-    waiting_for,
-)
+from grpo_operator.decide.absent import Missing, explain, explain_unprepared, find_missing, find_unprepared, waiting_for
 from grpo_operator.decide.conditions import find
 from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import ObservedPod, read_pod

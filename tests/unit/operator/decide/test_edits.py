@@ -20,11 +20,7 @@ def test_every_field_of_the_status_can_be_updated() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "model"),
-    [
-        (edits.ConditionFields, ConditionStatus),
-        (edits.MemberFields, MemberStatus),
-        (edits.GroupFields, GroupStatus),
-    ],
+    [(edits.ConditionFields, ConditionStatus), (edits.MemberFields, MemberStatus), (edits.GroupFields, GroupStatus)],
 )
 def test_fields_of_a_part_are_its_models(fields: type, model: type[StatusSection]) -> None:
     assert get_type_hints(fields).items() <= _of_model(model).items()

@@ -178,13 +178,7 @@ def _set(name: str, role: str, replicas: int = 2) -> Any:
 
 @pytest.mark.parametrize(
     ("mode", "stopped"),
-    [
-        (Mode.STOPPED, "abc"),
-        (Mode.ENVIRONMENTS_ONLY, "ab"),
-        (Mode.ENGINES_ONLY, "a"),
-        (Mode.RUN, ""),
-        (Mode.KEEP, ""),
-    ],
+    [(Mode.STOPPED, "abc"), (Mode.ENVIRONMENTS_ONLY, "ab"), (Mode.ENGINES_ONLY, "a"), (Mode.RUN, ""), (Mode.KEEP, "")],
 )
 def test_each_mode_stops_the_groups_of_some_roles(mode: Mode, stopped: str) -> None:
     children = [_set("a", "trainer"), _set("b", "generation"), _set("c", "environment"), _set("d", "trainer", 0)]

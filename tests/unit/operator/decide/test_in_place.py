@@ -228,10 +228,7 @@ def test_the_newest_end_of_a_container_is_read_beside_the_one_before() -> None:
         said = Outcome(attempt=attempt, exit_code=ExitCode.RANK_FAILED, reason="RankFailed", message=message)
         return {"terminated": {"exitCode": 70, "finishedAt": rfc3339(NOW), "message": said.to_message()}}
 
-    said = {
-        "labels": {"training.grpo.dev/attempt": "2"},
-        "annotations": {"training.grpo.dev/attempt": "3"},
-    }
+    said = {"labels": {"training.grpo.dev/attempt": "2"}, "annotations": {"training.grpo.dev/attempt": "3"}}
     states = {"lastState": terminated(2, "earlier"), "state": terminated(3, "now")}
     status = {"containerStatuses": [{"name": "grpo", "restartCount": 1, **states}]}
     read = read_pod({"metadata": {"name": A, "uid": "u", **said}, "status": status})

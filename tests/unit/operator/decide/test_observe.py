@@ -48,10 +48,7 @@ def test_a_node_is_lost_since_it_is_not_ready_or_is_gone() -> None:
 def test_what_a_pod_says_has_bounds() -> None:
     """Those of the status's schema, of which the API server would refuse the whole status."""
     terminated = {"exitCode": 1, "reason": "r" * 999, "message": "m" * 9999, "finishedAt": rfc3339(NOW)}
-    status = {
-        "podIP": "10.0.0.7",
-        "containerStatuses": [{"name": "grpo", "state": {"terminated": terminated}}],
-    }
+    status = {"podIP": "10.0.0.7", "containerStatuses": [{"name": "grpo", "state": {"terminated": terminated}}]}
     labels = {"training.grpo.dev/attempt": "9" * 19}  # no 64 bits hold it
     read = read_pod({"metadata": {"name": "p", "uid": "u", "labels": labels}, "status": status})
     assert (read.attempt, read.ip) == (-1, "10.0.0.7")
@@ -63,8 +60,4 @@ def test_pods_that_something_keeps_come_first_by_their_names() -> None:
     kept = pod("a", node="z", deletion_time=NOW)
     others = pod("b", node="y", deletion_time=NOW), pod("0")
     left = find_left(observed(kept, *others, absent_nodes=frozenset("yz")), NOW)
-    assert list(left.items()) == [
-        ("a", "its node z no longer exists"),
-        ("b", "its node y no longer exists"),
-        ("0", ""),
-    ]
+    assert list(left.items()) == [("a", "its node z no longer exists"), ("b", "its node y no longer exists"), ("0", "")]

@@ -21,10 +21,7 @@ SETS = tuple(
     read_child("StatefulSet", {"metadata": {"name": f"job-{group}", "namespace": "ns", "uid": f"set-{group}"}})
     for group in ("a", "b", "gen")
 )
-FIXED: dict[str, Any] = {
-    "storage": {"claimName": "claim"},
-    "failurePolicy": {"backoffSeconds": 0, "maxRestarts": 9},
-}
+FIXED: dict[str, Any] = {"storage": {"claimName": "claim"}, "failurePolicy": {"backoffSeconds": 0, "maxRestarts": 9}}
 
 
 class World:

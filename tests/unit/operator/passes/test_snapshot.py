@@ -32,7 +32,7 @@ class Looks:
 
     def __init__(self, *scopes: Scope) -> None:
         self.store = Store()
-        cluster = Cluster(MemoryApi(self.store))  # type: ignore[arg-type]
+        cluster = Cluster(MemoryApi(self.store))
         mirror = Mirror(scopes, lambda _: None, lambda *_: None, lambda *_: None, lambda _: None)
         jobs = Jobs(lambda: 0.0, Instruments())
         self._snapshots = SnapshotReader(cluster, mirror, jobs, read_nodes=False, site=DEFAULTS_KINDS)

@@ -26,8 +26,7 @@ CONTRACT: dict[str, Any] = {
 
 
 async def test_it_is_created_once_and_then_kept_as_it_is() -> None:
-    api = MemoryApi(Store())
-    cluster = Cluster(api)  # type: ignore[arg-type]
+    cluster = Cluster(api := MemoryApi(Store()))
     first = await cluster.create(copy.deepcopy(CONTRACT))
     assert [(one.verb, one.kind) for one in api.requests] == [("create", "ConfigMap")]
     again = await cluster.create(CONTRACT | {"data": {"contract.json": "of another release"}})
@@ -42,13 +41,12 @@ async def test_that_of_another_owner_is_left_alone(owners: list[dict[str, Any]])
     theirs["metadata"]["ownerReferences"] = owners
     kept = copy.deepcopy(api.store.put(theirs))
     with pytest.raises(ForeignError, match=r"ConfigMap job-0 already exists and .*: it is not adopted"):
-        await Cluster(api).create(CONTRACT)  # type: ignore[arg-type]
+        await Cluster(api).create(CONTRACT)
     assert api.store.get("ConfigMap", "ns", "job-0") == kept
 
 
 async def test_an_apply_reaches_only_the_object_that_was_seen() -> None:
-    api = MemoryApi(Store())
-    cluster = Cluster(api)  # type: ignore[arg-type]
+    cluster = Cluster(api := MemoryApi(Store()))
     made = await cluster.create(copy.deepcopy(CONTRACT | {"immutable": False}))
     changed = CONTRACT | {"data": {"contract.json": "changed"}, "immutable": False}
     for uid in ("of another", ""):
@@ -77,7 +75,7 @@ async def test_what_was_just_created_is_not_applied_too_however_it_is_stored() -
     job, observed = Mock(namespace="ns", uid="1"), Observed(pods={})
     nothing = Mock(deletions=(), delete_job=False, renewals=())
     api, applied = Trimming(Store()), Applied()
-    changer = ChildApplier(Cluster(api), applied, lambda _: None)  # type: ignore[arg-type]
+    changer = ChildApplier(Cluster(api), applied, lambda _: None)
     await changer.make(job, observed, Changes(nothing, applies=[odd]))
     assert [one.verb for one in api.requests] == ["create"]
     assert applied.is_in_force(odd, api.store.get("Service", "ns", "job-0") or {})
@@ -123,13 +121,12 @@ async def test_a_pod_group_is_sent_as_kubernetes_1_36_has_it_where_that_is_what_
         "metadata": {"name": "job-0", "namespace": "ns", "labels": {}, "ownerReferences": [OURS]},
         "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}, "disruptionMode": {"all": {}}},
     }
-    api = Older()
-    cluster = Cluster(api)  # type: ignore[arg-type]
+    cluster = Cluster(api := Older())
     assert await cluster.serves("PodGroup")
     await cluster.create(copy.deepcopy(newer))
     path, sent = api.sent[-1]
     assert path == "/apis/scheduling.k8s.io/v1alpha2/namespaces/ns/podgroups"
-    older = {"schedulingPolicy": newer["spec"]["schedulingPolicy"], "disruptionMode": "PodGroup"}  # type: ignore[index]
+    older = {"schedulingPolicy": newer["spec"]["schedulingPolicy"], "disruptionMode": "PodGroup"}
     assert (sent["apiVersion"], sent["spec"]) == ("scheduling.k8s.io/v1alpha2", older)
 
 
