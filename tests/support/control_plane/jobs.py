@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.api.status import MemberOutcome
 from grpo_operator.decide.observe import Observed
-from grpo_operator.decide.observed_pod import Ending, ObservedPod
+from grpo_operator.decide.observed_pod import Ending, ObservedPod, read_pod
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.manifests import manifests
 from grpo_operator.layout.topology import Topology, plan_topology
@@ -36,6 +37,16 @@ def pod(name: str, *, outcome: MemberOutcome | None = None, attempt: int = 0, **
     place = {"uid": f"{name}-uid", "group": "", "node": "node", "ip": "10.0.0.1", "ready": False, "restarts": 0}
     endings = () if outcome is None else (Ending(outcome, attempt),)
     return ObservedPod(**{"name": name, "attempt": attempt, "endings": endings, **nothing, **place, **more})
+
+
+def pod_as_read(
+    name: str, container: dict[str, Any] | None = None, *, metadata: dict[str, Any] | None = None, **status: Any
+) -> ObservedPod:
+    """Return a pod of attempt 0 as it is read of what the API server shows, with this status of its container."""
+    if container is not None:
+        status["containerStatuses"] = [{"name": names.CONTAINER, **container}]
+    known = {"name": name, "uid": f"{name}-0", "labels": {names.LABEL_ATTEMPT: "0"}}
+    return read_pod({"metadata": known | (metadata or {}), "spec": {"nodeName": "node"}, "status": status})
 
 
 def ended(exit_code: int, reason: str = "Done", at: datetime = NOW) -> MemberOutcome:

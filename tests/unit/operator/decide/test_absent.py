@@ -10,10 +10,10 @@ from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.absent import Missing, explain, explain_unprepared, find_missing, find_unprepared, waiting_for
 from grpo_operator.decide.conditions import find
 from grpo_operator.decide.observe import Child, read_child
-from grpo_operator.decide.observed_pod import ObservedPod, read_pod
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.second_look import News, news
 from grpo_spec.reasons import Reason
-from support.control_plane.jobs import NOW, observed, pod
+from support.control_plane.jobs import NOW, observed, pod, pod_as_read
 from support.control_plane.passes import A, B, Case
 
 REFUSED = Reason.CHILD_REFUSED, f"the cluster refuses pod {B}, and is asked again: said"
@@ -85,12 +85,8 @@ def test_a_refused_pod_is_a_warning_that_is_written_at_once() -> None:
 
 def preparing(name: str, *, is_ready: str = "False", **more: Any) -> ObservedPod:
     """Return a pod as its kubelet says it while it mounts volumes and makes the network."""
-    state = {"waiting": {"reason": "ContainerCreating"}}
-    status = {
-        "conditions": [{"type": "PodReadyToStartContainers", "status": is_ready}],
-        "containerStatuses": [{"name": "grpo", "state": state, **more}],
-    }
-    return read_pod({"metadata": {"name": name, "uid": f"{name}-uid"}, "spec": {"nodeName": "n"}, "status": status})
+    conditions = [{"type": "PodReadyToStartContainers", "status": is_ready}]
+    return pod_as_read(name, {"state": {"waiting": {"reason": "ContainerCreating"}}, **more}, conditions=conditions)
 
 
 def test_only_pods_whose_volumes_are_not_mounted_are_asked_about() -> None:
@@ -109,7 +105,7 @@ def test_the_job_says_what_a_kubelet_warns_of_and_which_volume_comes_before_that
     case.see(*pods)
     assert case.message(Condition.RUNNING) == "0 of 2 pods are ready"
     case.see(pod(A), preparing(B, is_ready="True"))
-    assert case.message(Condition.RUNNING) == f"0 of 2 pods are ready; pod {B} on node n pulls its image"
+    assert case.message(Condition.RUNNING) == f"0 of 2 pods are ready; pod {B} on node node pulls its image"
     missing = 'MountVolume.SetUp failed for volume "creds" : secret "creds" not found'
     fails: dict[str, Any] = {"reason": "FailedMount", "type": "Warning"}
     events = [
@@ -125,5 +121,5 @@ def test_the_job_says_what_a_kubelet_warns_of_and_which_volume_comes_before_that
     seen = waiting_for(said[1], pods[1], observed(*pods))
     found = case.see(*seen.pods.values())
     assert (found.status.phase, found.status.summary.reason) == ("Starting", "ContainerWaiting")
-    assert found.status.summary.message == f"pod {B} on node n: FailedMount: {missing}"
+    assert found.status.summary.message == f"pod {B} on node node: FailedMount: {missing}"
     assert [(one.type, one.reason) for one in found.events] == [("Warning", "ContainerWaiting")]

@@ -25,13 +25,6 @@ def test_the_first_pass_accepts_the_job_and_begins_attempt_0() -> None:
     assert [e.reason for e in first.events] == ["Accepted", "RestartsFromStepZero"]
 
 
-def test_no_attempt_begins_while_an_earlier_job_of_the_name_has_children() -> None:
-    waiting = plan(*world(), GRPOJobStatus(), observed(foreign=("pod/job-a-0",)), {}, NOW)
-    assert waiting.mode == Mode.KEEP
-    assert waiting.status.attempt is None
-    assert "pod/job-a-0" in find(waiting.status, Condition.SCHEDULED).message
-
-
 def _made(
     kind: str, name: str, owner: tuple[str, str, str] | None, job: str = "earlier", **more: Any
 ) -> dict[str, Any]:
@@ -71,7 +64,7 @@ def test_what_an_earlier_job_of_the_name_abandoned_is_deleted() -> None:
     )
     waiting = plan(*world(), GRPOJobStatus(), seen, {}, NOW)
     assert waiting.deletions == (Deletion("Pod", "left-0", "left-0"), Deletion("Service", "left", "left"))
-    assert waiting.status.attempt is None
+    assert (waiting.status.attempt, waiting.mode) == (None, Mode.KEEP)
     assert seen.foreign == ("pod/left-0", "service/left", f"configmap/ending (its finalizers hold it: {HOLD})")
     assert seen.foreign[-1] in find(waiting.status, Condition.SCHEDULED).message
     assert seen.strange_pods == ("of-another-0",)

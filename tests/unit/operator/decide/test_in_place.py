@@ -12,12 +12,12 @@ from grpo_operator.api.status import Admission, Disruption
 from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.conditions import find, keeps_pods
 from grpo_operator.decide.observe import Child, pack
-from grpo_operator.decide.observed_pod import Ending, ObservedPod, read_pod
+from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle
 from grpo_operator.layout.manifests import manifests
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode, Outcome
-from support.control_plane.jobs import NOW, ended, pod
+from support.control_plane.jobs import NOW, ended, pod, pod_as_read
 from support.control_plane.passes import SERVER, A, B, Case, all_ready
 
 IN_PLACE = {"failurePolicy": {"restartStrategy": "InPlace", "backoffSeconds": 0}}
@@ -55,11 +55,12 @@ def test_the_next_attempt_begins_in_the_same_pods() -> None:
     assert (case.status.attempt, case.status.pods_attempt, case.status.restarts.counted) == (1, 0, 1)
     assert (case.last.mode, case.last.deletions) == (Mode.RUN, ())
     assert case.last.renewals == ((A, f"{A}-0"), (B, f"{B}-0"))
+    assert [one.restarts for one in fresh] == [0, 0], "those of the attempt before explain them"
     assert case.see(*fresh, at=12).renewals == (), "both are told"
     assert case.status.last_failure is not None
     assert case.status.phase == "Starting", "how the attempt before ended is no outcome of this one"
     case.see(*(replace(one, ready=True) for one in fresh), at=13)
-    assert case.status.phase == "Running"
+    assert (case.status.phase, case.status.restarts.total) == ("Running", 1), "no outcome was lost"
 
 
 def test_its_children_are_those_of_the_first_attempt_but_for_the_contract() -> None:
@@ -81,14 +82,6 @@ def test_a_failure_in_kept_pods_is_found_among_what_ended_there_before() -> None
     raw = replace(held[0], announced_attempt=1, restarts=1, endings=(*before, out_of_memory))
     case.see(raw.without(case.status.over), fresh[1], at=31)
     assert (case.status.last_failure.reason, case.status.last_failure.attempt) == ("OOMKilled", 1)
-
-
-def test_a_restart_of_the_container_is_explained_by_the_attempt_before() -> None:
-    case, held = after_a_failure()
-    fresh = begins_in_place(case, held)
-    assert [one.restarts for one in fresh] == [0, 0]
-    case.see(*fresh, at=20)
-    assert case.status.restarts.total == 1, "no outcome was lost"
 
 
 def test_engines_run_on_until_the_next_attempt_begins() -> None:
@@ -230,8 +223,7 @@ def test_the_newest_end_of_a_container_is_read_beside_the_one_before() -> None:
 
     said = {"labels": {"training.grpo.dev/attempt": "2"}, "annotations": {"training.grpo.dev/attempt": "3"}}
     states = {"lastState": terminated(2, "earlier"), "state": terminated(3, "now")}
-    status = {"containerStatuses": [{"name": "grpo", "restartCount": 1, **states}]}
-    read = read_pod({"metadata": {"name": A, "uid": "u", **said}, "status": status})
+    read = pod_as_read(A, {"restartCount": 1, **states}, metadata=said)
     assert (read.attempt, read.announced_attempt) == (2, 3)
     assert read.outcome.message == "earlier"
     assert read.without(range(2, 3)).outcome.message == "now"

@@ -8,9 +8,9 @@ import pytest
 from grpo_operator.api.names import Condition
 from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.deletions import HELD_SECONDS, Deletion
-from grpo_operator.decide.observed_pod import ObservedPod, read_pod
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_spec.reports import ExitCode
-from support.control_plane.jobs import NOW, pod
+from support.control_plane.jobs import NOW, pod, pod_as_read
 from support.control_plane.passes import A, B, Case, all_ready, failed
 
 
@@ -109,9 +109,8 @@ def test_a_pod_that_does_not_end_is_named_once_with_what_holds_it_and_the_deadli
     ],
 )
 def test_what_holds_a_pod_is_read_from_it(metadata: dict[str, Any], state: dict[str, Any], says: str) -> None:
-    named = {"name": B, "uid": "u", "labels": {}, "deletionTimestamp": rfc3339(NOW)}
-    read = read_pod({"metadata": named | metadata, "status": {"containerStatuses": [{"name": "grpo", "state": state}]}})
-    assert says in read.held_by
+    going = {"deletionTimestamp": rfc3339(NOW)} | metadata
+    assert says in pod_as_read(B, {"state": state}, metadata=going).held_by
 
 
 @pytest.mark.parametrize(
@@ -129,6 +128,5 @@ def test_what_holds_a_pod_is_read_from_it(metadata: dict[str, Any], state: dict[
     ],
 )
 def test_a_pod_says_which_init_container_it_waits_for(inits: list[Any], why: str) -> None:
-    own = {"name": "grpo", "state": {"waiting": {"reason": "PodInitializing"}}}
-    status = {"initContainerStatuses": inits, "containerStatuses": [own]}
-    assert read_pod({"metadata": {"name": "p", "uid": "u"}, "status": status}).waiting == why
+    own = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    assert pod_as_read("p", own, initContainerStatuses=inits).waiting == why

@@ -8,8 +8,7 @@ from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.deletions import find_left
 from grpo_operator.decide.objects import was_applied
 from grpo_operator.decide.observe import lost_since, pack, read_child
-from grpo_operator.decide.observed_pod import read_pod
-from support.control_plane.jobs import NOW, observed, pod
+from support.control_plane.jobs import NOW, observed, pod, pod_as_read
 
 
 def test_equal_objects_are_the_same_bytes() -> None:
@@ -48,12 +47,11 @@ def test_a_node_is_lost_since_it_is_not_ready_or_is_gone() -> None:
 def test_what_a_pod_says_has_bounds() -> None:
     """Those of the status's schema, of which the API server would refuse the whole status."""
     terminated = {"exitCode": 1, "reason": "r" * 999, "message": "m" * 9999, "finishedAt": rfc3339(NOW)}
-    status = {"podIP": "10.0.0.7", "containerStatuses": [{"name": "grpo", "state": {"terminated": terminated}}]}
     labels = {"training.grpo.dev/attempt": "9" * 19}  # no 64 bits hold it
-    read = read_pod({"metadata": {"name": "p", "uid": "u", "labels": labels}, "status": status})
+    read = pod_as_read("p", {"state": {"terminated": terminated}}, metadata={"labels": labels}, podIP="10.0.0.7")
     assert (read.attempt, read.ip) == (-1, "10.0.0.7")
     assert (len(read.outcome.reason), len(read.outcome.message)) == (128, 4096)
-    assert read_pod({"metadata": {"name": "p", "uid": "u"}}).ip is None
+    assert pod_as_read("p").ip is None
 
 
 def test_pods_that_something_keeps_come_first_by_their_names() -> None:

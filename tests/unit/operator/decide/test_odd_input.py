@@ -65,6 +65,9 @@ def changed(draw: st.DrawFn, value: Any, most: int = 3) -> Any:
     return root[""]
 
 
+LABELS = {"job-uid": "uid", "attempt": "0", "group": "a"}
+
+
 def raw_pod(name: str, outcome: str | None = None) -> dict[str, Any]:
     """Return a pod as the API server shows it; `outcome` is its termination message."""
     ended = {"terminated": {"exitCode": 70, "message": outcome, "finishedAt": rfc3339(NOW), "reason": "Error"}}
@@ -72,11 +75,7 @@ def raw_pod(name: str, outcome: str | None = None) -> dict[str, Any]:
         "metadata": {
             "name": name,
             "uid": f"{name}-0",
-            "labels": {
-                "training.grpo.dev/job-uid": "uid",
-                "training.grpo.dev/attempt": "0",
-                "training.grpo.dev/group": "a",
-            },
+            "labels": {f"training.grpo.dev/{key}": value for key, value in LABELS.items()},
             "ownerReferences": [{"kind": "StatefulSet", "name": "set", "uid": "set", "controller": True}],
         },
         "spec": {"nodeName": "node"},
@@ -253,14 +252,8 @@ def test_a_rule_of_a_newer_release_holds_for_jobs_that_have_not_begun() -> None:
 
 
 def test_conditions_and_fields_of_another_release_are_kept_or_dropped() -> None:
-    other = {
-        "type": "Elastic",
-        "status": "True",
-        "reason": "R",
-        "message": "m",
-        "observedGeneration": 1,
-        "lastTransitionTime": rfc3339(NOW),
-    }
+    other = {"type": "Elastic", "status": "True", "reason": "R", "message": "m", "observedGeneration": 1}
+    other["lastTransitionTime"] = rfc3339(NOW)
     status = copy.deepcopy(RUNNING) | {"throughput": 7}
     status["conditions"].append(other)
     _, decided = whole_pass(SPEC, status, FAILING)

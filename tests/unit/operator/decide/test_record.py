@@ -1,14 +1,17 @@
-"""Records of a pass: outcomes as soon as they are seen, progress not too often, nothing new if nothing changed."""
+"""Records of a pass: outcomes as soon as they are seen, progress not too often, nothing new if nothing changed. Plans
+that change the course of a job are made again from a live read; others are not.
+"""
+
+from dataclasses import replace
 
 from grpo_operator.api.names import Condition
 from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.conditions import holds
-from grpo_operator.decide.observed_pod import read_pod
 from grpo_operator.decide.plan import Mode
-from grpo_operator.decide.second_look import News, news
+from grpo_operator.decide.second_look import News, changes_course, news
 from grpo_spec.reports import EvaluationProgress, ExitCode, ExportProgress, Outcome, Progress, RunWarning
-from support.control_plane.jobs import NOW, ended, pod
-from support.control_plane.passes import SERVER, A, B, Case, all_ready
+from support.control_plane.jobs import NOW, ended, pod, pod_as_read
+from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
 
 
 def test_outcomes_are_recorded_when_first_seen_and_outlive_the_pod() -> None:
@@ -21,31 +24,20 @@ def test_outcomes_are_recorded_when_first_seen_and_outlive_the_pod() -> None:
 
 def test_a_message_that_fills_the_report_of_a_pod_leaves_its_last_step_and_what_was_shown_of_it() -> None:
     case, pods = all_ready()
-    tried = EvaluationProgress(step=30, metric="reward", value=0.5)
-    said = Progress(
-        step=31,
-        total_steps=99,
-        reward=0.5,
-        metrics={f"rewards/{number}/mean": 0.123456 for number in range(100)},
-        warnings=(RunWarning(reason="ZeroGradient", message="m"),),
-        evaluation=tried,
+    metrics = {f"rewards/{number}/mean": 0.123456 for number in range(100)}
+    tried, warned = (
+        EvaluationProgress(step=30, metric="reward", value=0.5),
+        RunWarning(reason="ZeroGradient", message="m"),
     )
+    said = Progress(step=31, total_steps=99, reward=0.5, metrics=metrics, warnings=(warned,), evaluation=tried)
     case.see(*pods, at=5, progress=said)
-    last = said.model_copy(
-        update={
-            "step": 33,
-            "checkpoint": "step-30",
-            "checkpoint_step": 30,
-            "export": ExportProgress(path="e/step-30", bytes=7),
-        }
-    )
+    saved = {"checkpoint": "step-30", "checkpoint_step": 30, "export": ExportProgress(path="e/step-30", bytes=7)}
+    last = said.model_copy(update={"step": 33} | saved)
     message = "rank 0 failed with exit code 1: " + "é" * 4000
     outcome = Outcome(attempt=0, exit_code=ExitCode.RANK_FAILED, reason="RankFailed", message=message, progress=last)
     terminated = {"exitCode": 70, "message": outcome.to_message(), "finishedAt": rfc3339(NOW)}
-    metadata = {"name": A, "uid": f"{A}-0", "labels": {"training.grpo.dev/attempt": "0"}}
-    status = {"containerStatuses": [{"name": "grpo", "state": {"terminated": terminated}}]}
     assert len(terminated["message"].encode()) <= 4096
-    died = read_pod({"metadata": metadata, "spec": {"nodeName": "node"}, "status": status})
+    died = pod_as_read(A, {"state": {"terminated": terminated}})
     for at in (6, 7, 30):
         case.see(died, pods[1], at=at)
         assert (case.status.last_failure.step, case.status.progress.step, case.status.progress.reward) == (33, 33, 0.5)
@@ -109,6 +101,15 @@ def test_progress_may_be_written_later_but_not_the_first_and_not_a_warning() -> 
     other = case.see(*pods, progress=at(5, RunWarning(reason="CompletionsCut", message="cut")), at=80).status
     assert (news(still, other), news(other, case.see(*pods, progress=at(6), at=99).status)) == (News.URGENT,) * 2
     assert news(first, case.see(pod(A, outcome=ended(1)), pods[1], progress=at(9), at=120).status) == News.URGENT
+
+
+def test_only_what_ends_or_begins_an_attempt_or_deletes_is_looked_at_again() -> None:
+    case, pods = all_ready()
+    before = case.status
+    assert not changes_course(before, case.see(*pods, at=60, progress=Progress(step=3, total_steps=9)))
+    assert news(before, case.status) is News.URGENT, "its first progress"
+    assert not changes_course(before, case.see(replace(pods[0], ready=False), *pods[1:], at=70)), "details of pods"
+    assert changes_course(before, case.see(failed(A, at=80), *pods[1:], at=80))
 
 
 def test_evaluations_are_shown_and_say_why_the_training_ended_early() -> None:

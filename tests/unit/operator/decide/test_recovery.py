@@ -1,7 +1,6 @@
 """Restarts are forgotten after progress, wait ever longer without it, and end a job that they would not help."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -9,10 +8,10 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import Disruption, read_status
 from grpo_operator.api.times import after, seconds_between
 from grpo_operator.decide.conditions import find
-from grpo_operator.decide.observed_pod import Ending, read_pod
+from grpo_operator.decide.observed_pod import Ending
 from grpo_spec.reports import ExitCode, Progress
 from grpo_spec.schema import dump
-from support.control_plane.jobs import NOW, ended, pod
+from support.control_plane.jobs import NOW, ended, pod, pod_as_read
 from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
 
 WEEK = 7 * 86_400
@@ -135,18 +134,12 @@ def test_engines_that_restart_alone_wait_on_the_same_path_as_attempts() -> None:
     assert waits == pytest.approx([10, 20, 40, 80, 160], rel=0.2)
 
 
-def _evicted(*conditions: dict[str, str]) -> dict[str, Any]:
-    said = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'
-    status = {"phase": "Failed", "reason": "Evicted", "message": said, "conditions": [*conditions]}
-    labels = {"training.grpo.dev/attempt": "0"}
-    return {"metadata": {"name": B, "uid": f"{B}-0", "labels": labels}, "spec": {"nodeName": "n"}, "status": status}
-
-
 def test_an_eviction_for_a_limit_of_the_pods_own_counts_and_one_for_the_nodes_need_does_not() -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
-    for conditions, counted in (((), 1), ((target,), 0)):
+    said = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'
+    for conditions, counted in (([], 1), ([target], 0)):
         case, pods = all_ready()
-        case.see(pods[0], read_pod(_evicted(*conditions)), at=5)
+        case.see(pods[0], pod_as_read(B, phase="Failed", reason="Evicted", message=said, conditions=conditions), at=5)
         assert (case.status.phase, case.status.last_failure.reason) == ("Restarting", "Evicted")
         assert case.status.last_failure.pod == B
         assert (case.status.restarts.counted, case.status.last_failure.counted) == (counted, bool(counted))

@@ -8,11 +8,11 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.times import after
 from grpo_operator.decide.conditions import find
-from grpo_operator.decide.observed_pod import ObservedPod, read_pod
+from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.plan import Obstacle
 from grpo_operator.decide.second_look import News, news
 from grpo_spec.reports import Progress
-from support.control_plane.jobs import NOW, pod
+from support.control_plane.jobs import NOW, pod, pod_as_read
 from support.control_plane.passes import A, B, Case, all_ready
 
 
@@ -87,30 +87,34 @@ def test_ranks_that_make_no_progress_are_shown_with_their_phase_long_before_it_i
     assert case.status.phase == "Running"
 
 
+def _unschedulable(said: str) -> str | None:
+    """Return what is read of a sentence of the scheduler."""
+    condition = {"type": "PodScheduled", "status": "False", "message": said}
+    return pod_as_read(A, conditions=[condition]).unschedulable
+
+
 def test_a_sentence_of_the_scheduler_is_quoted_once() -> None:
     said = "0/8 nodes are available: 8 Insufficient cpu."
     more = "preemption: 0/8 nodes are available: 8 No preemption victims found."
-    condition = {"type": "PodScheduled", "status": "False", "message": f"{said} {more} {said}\n{said} {more}"}
-    read = read_pod({"metadata": {"name": A, "uid": "a"}, "status": {"conditions": [condition]}})
-    assert read.unschedulable == f"{said} {more}"
+    quoted = _unschedulable(f"{said} {more} {said}\n{said} {more}")
+    assert quoted == f"{said} {more}"
     case = Case()
-    pods = [pod(name, node=None, unschedulable=read.unschedulable) for name in (A, B)]
+    pods = [pod(name, node=None, unschedulable=quoted) for name in (A, B)]
     events = case.see(*pods).events + case.see(*pods, at=1).events
     assert case.message(Condition.SCHEDULED) == f"pod {A}: {said} {more}"
     assert [(one.type, one.reason) for one in events] == [("Warning", "Unschedulable")]
 
 
+NOT_HELPFUL = "8 Preemption is not helpful for scheduling"
+
+
 @pytest.mark.parametrize(
     ("why", "nobody", "is_never"),
     [
-        ("8 Insufficient nvidia.com/gpu", "8 Preemption is not helpful for scheduling", True),
+        ("8 Insufficient nvidia.com/gpu", NOT_HELPFUL, True),
         ("8 Insufficient nvidia.com/gpu", "8 No preemption victims found for incoming pod", False),
-        (
-            "7 node(s) had untolerated taint {a.b/c: }, 1 Insufficient cpu",
-            "8 Preemption is not helpful for scheduling",
-            True,
-        ),
-        ("8 node(s) didn't match Pod's node affinity/selector", "8 Preemption is not helpful for scheduling", False),
+        ("7 node(s) had untolerated taint {a.b/c: }, 1 Insufficient cpu", NOT_HELPFUL, True),
+        ("8 node(s) didn't match Pod's node affinity/selector", NOT_HELPFUL, False),
         (
             "4 Insufficient cpu, 4 node(s) had untolerated taint",
             "4 No preemption victims found for incoming pod, 4 Preemption is not helpful for scheduling",
@@ -122,11 +126,8 @@ def test_a_pod_that_no_empty_node_has_room_for_is_told_from_one_that_waits(
     why: str, nobody: str, is_never: bool
 ) -> None:
     said = f"0/8 nodes are available: {why}. preemption: 0/8 nodes are available: {nobody}."
-    condition = {"type": "PodScheduled", "status": "False", "message": said}
-    read = read_pod({"metadata": {"name": A, "uid": "a"}, "status": {"conditions": [condition]}})
-    assert read.unschedulable == said + (
-        " Each node that it may use is too small, even when it is empty" if is_never else ""
-    )
+    never = " Each node that it may use is too small, even when it is empty"
+    assert _unschedulable(said) == said + (never if is_never else "")
 
 
 def test_the_message_names_pods_that_are_no_longer_ready() -> None:
@@ -167,8 +168,7 @@ def test_a_refusal_is_reported_once() -> None:
 def _refused(name: str, uid: str, reason: str = "UnexpectedAdmissionError") -> ObservedPod:
     """Return a pod that its kubelet refused, as the API server shows it."""
     status = {"phase": "Failed", "reason": reason, "message": "Allocate failed: no healthy devices"}
-    metadata = {"name": name, "uid": uid, "labels": {"training.grpo.dev/attempt": "0"}}
-    return read_pod({"metadata": metadata, "spec": {"nodeName": "node"}, "status": status})
+    return pod_as_read(name, metadata={"uid": uid}, **status)
 
 
 @pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "OutOfnvidia.com/gpu"])

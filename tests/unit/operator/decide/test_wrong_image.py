@@ -3,8 +3,8 @@
 import pytest
 
 from grpo_operator.api.times import rfc3339
-from grpo_operator.decide.observed_pod import ObservedPod, read_pod
-from support.control_plane.jobs import NOW, pod
+from grpo_operator.decide.observed_pod import ObservedPod
+from support.control_plane.jobs import NOW, pod, pod_as_read
 from support.control_plane.passes import A, B, Case
 
 LACKS_PACKAGE = """banner of the image
@@ -62,9 +62,7 @@ def test_a_container_that_ends_in_another_way_before_it_says_anything_is_tried_a
 def test_a_name_that_is_none_of_an_image_ends_the_job_at_once_and_an_image_that_is_not_there_does_not() -> None:
     for reason, phase in (("ErrImagePull", "Starting"), ("InvalidImageName", "Failed")):
         case, state = Case(), {"waiting": {"reason": reason, "message": "couldn't parse image name"}}
-        raw = {"metadata": {"name": A, "uid": "a"}, "spec": {"nodeName": "node"}}
-        wrong = read_pod(raw | {"status": {"containerStatuses": [{"name": "grpo", "state": state}]}})
-        case.see(wrong, pod(B))
+        case.see(pod_as_read(A, {"state": state}), pod(B))
         assert case.status.phase == phase
     why = "spec.image: couldn't parse image name; a restart would fail on the same settings"
     assert case.status.summary.message == f"trainer pod {A} on node node: {why}"
@@ -97,6 +95,4 @@ def _exited(name: str, code: int, reason: str, said: str) -> ObservedPod:
     """Return a pod whose container has ended without a result of ours, and waits to be started again."""
     ended = {"exitCode": code, "reason": reason, "message": said, "finishedAt": rfc3339(NOW)}
     waits = {"waiting": {"reason": "CrashLoopBackOff"}}
-    container = {"name": "grpo", "restartCount": 1, "state": waits, "lastState": {"terminated": ended}}
-    raw = {"metadata": {"name": name, "uid": f"{name}-uid"}, "spec": {"nodeName": "node"}}
-    return read_pod(raw | {"status": {"containerStatuses": [container]}})
+    return pod_as_read(name, {"restartCount": 1, "state": waits, "lastState": {"terminated": ended}})
