@@ -5,8 +5,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from grpo_devcluster import binaries
 from support.paths import ROOT
 
 CHART = ROOT / "charts" / "grpo-operator"
@@ -21,6 +23,14 @@ Yaml12.add_implicit_resolver(
 )
 
 
+def helm() -> Path:
+    """Return the program; a test that wants it where it is not built is skipped."""
+    try:
+        return binaries.binary("helm")
+    except FileNotFoundError:
+        pytest.skip("helm is not built: make binaries")
+
+
 def _name(o: dict[str, Any]) -> str:
     end = o["metadata"]["name"].rpartition("-")[2]
     if o["kind"] == "CustomResourceDefinition":
@@ -32,15 +42,13 @@ def _name(o: dict[str, Any]) -> str:
     return f"{o['kind']} {o['metadata'].get('namespace', '')}".strip() if "Role" in o["kind"] else str(o["kind"])
 
 
-def render(
-    helm: Path, *args: str, release: str = "grpo-operator", namespace: str = "grpo-system"
-) -> dict[str, dict[str, Any]]:
+def render(*args: str, release: str = "grpo-operator", namespace: str = "grpo-system") -> dict[str, dict[str, Any]]:
     """Return the rendered objects without those of `helm test`. Raises ValueError if helm refuses the values.
 
     Keys: the kind; for roles the kind and the namespace; for aggregated roles, and those of the Lease, the kind and the
     end of the name; for CRDs the kind and what they define.
     """
-    command = [str(helm), "template", release, str(CHART), "--skip-tests", "--namespace", namespace, *args]
+    command = [str(helm()), "template", release, str(CHART), "--skip-tests", "--namespace", namespace, *args]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(done.stderr)

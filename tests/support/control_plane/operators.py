@@ -49,7 +49,7 @@ def install_chart(
     """Apply the objects of `helm install` except the Deployment; `values` are given to --set."""
     binaries.build("all")
     chosen = [f"--set={value}" for value in (f"fullnameOverride={name}", *values)]
-    objects = render(binaries.binary("helm"), *chosen, release=name, namespace=namespace)
+    objects = render(*chosen, release=name, namespace=namespace)
     container = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     rest = [o for o in objects.values() if o["kind"] not in ("Deployment", "NetworkPolicy")]
     made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from grpo_devcluster import binaries, packages
+from grpo_devcluster import packages
 from grpo_devcluster.progress import wait_until
 from support.control_plane.chart import render
 from support.trainer.launchers import free_ports
@@ -25,7 +25,7 @@ OPTIONS = ("serviceMonitor", "podMonitor", "prometheusRule", "grafanaDashboard")
 def render_monitoring() -> dict[str, dict[str, Any]]:
     """Return the chart's objects by kind, with all monitoring switched on; the dashboard is the only ConfigMap."""
     values = ["metrics.enabled=true", *(f"metrics.{option}.enabled=true" for option in OPTIONS)]
-    return render(binaries.binary("helm"), "--set", ",".join(values))
+    return render("--set", ",".join(values))
 
 
 def write_rules(folder: Path, rendered: dict[str, dict[str, Any]]) -> Path:

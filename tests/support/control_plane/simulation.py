@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
@@ -39,6 +39,15 @@ class Simulation:
         self.operators = [SimulatedOperator(self.cluster, self.truth.check) for _ in range(2)]
         for operator in self.operators:
             self._run(operator.start())
+
+    @classmethod
+    def running(cls, **spec: Any) -> Self:
+        """Return operators whose job, called a, runs."""
+        world = cls(**spec)
+        world.create("a")
+        world.go_on(5)
+        assert world.status("a").phase == "Running"
+        return world
 
     def wait(self, seconds: float = 0.01) -> None:
         """Let time pass, in which no controller works."""

@@ -1,7 +1,6 @@
 """The chart's monitoring objects find the operator and the launchers."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,10 @@ def _monitoring(*values: str) -> list[str]:
     return [f"--set={value}" for value in (*everything, *values)]
 
 
-def test_monitoring_is_off_by_default_and_can_all_be_switched_on(helm: Path) -> None:
+def test_monitoring_is_off_by_default_and_can_all_be_switched_on() -> None:
     kinds = {"Service", "ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap"}
-    assert not kinds & render(helm).keys()
-    objects = render(helm, *_monitoring("metrics.port=9100", "metrics.podMonitor.labels.release=prometheus"))
+    assert not kinds & render().keys()
+    objects = render(*_monitoring("metrics.port=9100", "metrics.podMonitor.labels.release=prometheus"))
     assert kinds <= objects.keys()
     pod = objects["Deployment"]["spec"]["template"]
     container = pod["spec"]["containers"][0]
@@ -36,8 +35,8 @@ def test_monitoring_is_off_by_default_and_can_all_be_switched_on(helm: Path) -> 
     assert objects["ConfigMap"]["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
-def test_the_pod_monitor_matches_the_labels_and_the_port_of_launchers(helm: Path) -> None:
-    monitor = render(helm, *_monitoring())["PodMonitor"]["spec"]
+def test_the_pod_monitor_matches_the_labels_and_the_port_of_launchers() -> None:
+    monitor = render(*_monitoring())["PodMonitor"]["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]
     for template in pod_templates(job()).values():
         assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
@@ -45,27 +44,27 @@ def test_the_pod_monitor_matches_the_labels_and_the_port_of_launchers(helm: Path
     label = endpoint["relabelings"][0]["sourceLabels"][0].removeprefix("__meta_kubernetes_pod_label_")
     assert label == re.sub(r"\W", "_", names.LABEL_JOB)
     assert monitor["namespaceSelector"] == {"any": True}
-    chosen = render(helm, *_monitoring("watchNamespaces={a,b}"))["PodMonitor"]["spec"]["namespaceSelector"]
+    chosen = render(*_monitoring("watchNamespaces={a,b}"))["PodMonitor"]["spec"]["namespaceSelector"]
     assert chosen == {"matchNames": ["a", "b"]}
 
 
-def test_the_network_policy_allows_scrapes_if_metrics_are_enabled(helm: Path) -> None:
+def test_the_network_policy_allows_scrapes_if_metrics_are_enabled() -> None:
     def ports(*args: str) -> list[str]:
-        policy = render(helm, "--set", "networkPolicy.enabled=true", *args)["NetworkPolicy"]
+        policy = render("--set", "networkPolicy.enabled=true", *args)["NetworkPolicy"]
         return [port["port"] for port in policy["spec"]["ingress"][0]["ports"]]
 
     assert ports() == ["health"]
     assert ports("--set", "metrics.enabled=true") == ["health", "metrics"]
 
 
-def test_a_monitor_of_an_operator_without_metrics_is_refused(helm: Path) -> None:
+def test_a_monitor_of_an_operator_without_metrics_is_refused() -> None:
     with pytest.raises(ValueError, match=r"metrics\.serviceMonitor\.enabled needs metrics\.enabled"):
-        render(helm, "--set", "metrics.serviceMonitor.enabled=true")
+        render("--set", "metrics.serviceMonitor.enabled=true")
 
 
-def test_alerts_link_to_the_pages_that_the_values_name(helm: Path) -> None:
+def test_alerts_link_to_the_pages_that_the_values_name() -> None:
     def links(*values: str) -> set[str]:
-        groups = render(helm, *_monitoring(*values))["PrometheusRule"]["spec"]["groups"]
+        groups = render(*_monitoring(*values))["PrometheusRule"]["spec"]["groups"]
         return {rule["annotations"]["runbook_url"].partition("#")[0] for group in groups for rule in group["rules"]}
 
     assert links() == {"docs/failures.md"}

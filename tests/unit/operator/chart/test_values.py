@@ -3,7 +3,6 @@
 import json
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +13,13 @@ from support.control_plane.chart import CHART, render
 from support.paths import ROOT
 
 
-def test_values_reach_the_pod(helm: Path) -> None:
+def test_values_reach_the_pod() -> None:
     values = ["image.tag=v9", "image.pullSecrets[0].name=reg", "priorityClassName=high", "nodeSelector.disk=ssd"]
     values += ["podLabels.team=x", "tolerations[0].operator=Exists", "env[0].name=HTTPS_PROXY", "env[0].value=p"]
     values += ["logFormat=json", "logLevel=debug", "commonLabels.cost=ml", "podSecurityContext.runAsUser=null"]
     values += ["rbac.readNodes=false", "jobs.networkPolicy=false", "jobs.requests.cpuPerGpu=2", "jobs.requests.memory="]
     values += [f"jobs.allow{what}=true" for what in ("HostPath", "HostNetwork", "Privileged", "ServiceAccountToken")]
-    objects = render(helm, *(f"--set={value}" for value in values))
+    objects = render(*(f"--set={value}" for value in values))
     assert all(o["metadata"]["labels"]["cost"] == "ml" for o in objects.values())
     template = objects["Deployment"]["spec"]["template"]
     pod = template["spec"]
@@ -34,7 +33,7 @@ def test_values_reach_the_pod(helm: Path) -> None:
     requests = [f"--request={one}" for one in ("cpu=100m", "cpuPerGpu=2", "memory=", "memoryPerGpu=4Gi")]
     flags = ["--no-nodes", "--no-network-policies", *allows]
     assert pod["containers"][0]["args"][3:] == ["--log-format=json", "--log-level=debug", *flags, *requests]
-    assert not set(allows) & set(render(helm)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"])
+    assert not set(allows) & set(render()["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"])
     assert "runAsUser" not in pod["securityContext"]
     assert pod["securityContext"]["runAsNonRoot"] is True
 
@@ -102,14 +101,14 @@ def test_every_value_is_documented_and_in_the_schema_with_the_same_words() -> No
         "networkPolicy.apiServerCIDRs={kubernetes.default}",
     ],
 )
-def test_a_wrong_value_is_refused(helm: Path, value: str) -> None:
+def test_a_wrong_value_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="values don't meet the specifications of the schema"):
-        render(helm, "--set", value)
+        render("--set", value)
 
 
-def test_the_port_of_the_probes_is_refused_by_name(helm: Path) -> None:
+def test_the_port_of_the_probes_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"metrics.port: 8080 serves the probes; choose another port"):
-        render(helm, "--set", "metrics.port=8080")
+        render("--set", "metrics.port=8080")
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -23,11 +23,7 @@ SERVER = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas"
 
 
 def running(**spec: object) -> Simulation:
-    world = Simulation(**{"failurePolicy": POLICY} | spec)
-    world.create("a")
-    world.go_on(5)
-    assert world.status("a").phase == "Running"
-    return world
+    return Simulation.running(**{"failurePolicy": POLICY} | spec)
 
 
 def suspend_before(world: Simulation, which: int, verb: str, kind: str, seconds: int = 30) -> None:

@@ -18,14 +18,6 @@ POLICY = {"backoffSeconds": 1, "maxBackoffSeconds": 2}
 HOLD = "example.com/hold"
 
 
-def running() -> Simulation:
-    world = Simulation(failurePolicy=POLICY)
-    world.create("a")
-    world.go_on(5)
-    assert world.status("a").phase == "Running"
-    return world
-
-
 def put(world: Simulation, kind: str, name: str, labels: dict[str, str] | None = None) -> Object:
     """Create an object that nobody owns; it must stay as it is."""
     made: dict[str, Any] = {"kind": kind, "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels or {}}}
@@ -50,7 +42,7 @@ def sent(world: Simulation, verb: str, what: str) -> int:
 
 
 def test_copies_of_a_pods_labels_are_left_alone_and_not_waited_for() -> None:
-    world = running()
+    world = Simulation.running(failurePolicy=POLICY)
     labels = world.cluster.pods(job="a")[0]["metadata"]["labels"]
     put(world, "Service", "exposed", labels)
     put(world, "Pod", "a-a-0-debug", labels)
@@ -70,7 +62,7 @@ def test_copies_of_a_pods_labels_are_left_alone_and_not_waited_for() -> None:
 
 
 def test_a_pod_that_has_the_name_of_one_of_the_next_attempt_is_named_before_it_begins() -> None:
-    world = running()
+    world = Simulation.running(failurePolicy=POLICY)
     labels = world.cluster.pods(job="a")[0]["metadata"]["labels"]
     world.suspend_or_resume("a")
     world.go_on(5)
@@ -103,7 +95,7 @@ def test_a_pod_without_labels_that_has_the_name_of_one_that_is_missing_is_named(
 
 
 def test_a_child_that_a_finalizer_holds_is_deleted_once_and_named() -> None:
-    world = running()
+    world = Simulation.running(failurePolicy=POLICY)
     contract = world.cluster.store.get("ConfigMap", NAMESPACE, names.contract_name("a", 0))
     world.cluster.store.edit(contract, metadata={"finalizers": [HOLD]})
     world.fail("a")
@@ -117,7 +109,7 @@ def test_a_child_that_a_finalizer_holds_is_deleted_once_and_named() -> None:
 
 
 def test_a_set_that_lost_its_labels_is_still_stopped() -> None:
-    world = running()
+    world = Simulation.running(failurePolicy=POLICY)
     group = world.cluster.store.get("StatefulSet", NAMESPACE, "a-a")
     world.suspend_or_resume("a")
     world.cluster.store.edit(group, metadata={"labels": {}})
@@ -127,7 +119,7 @@ def test_a_set_that_lost_its_labels_is_still_stopped() -> None:
 
 
 def test_the_contract_of_a_running_attempt_gets_its_labels_back() -> None:
-    world = running()
+    world = Simulation.running(failurePolicy=POLICY)
     contract = world.cluster.store.get("ConfigMap", NAMESPACE, "a-0")
     world.cluster.store.edit(contract, metadata={"labels": {}})
     world.go_on(20)
@@ -155,7 +147,7 @@ def test_what_an_earlier_job_left_without_labels_is_deleted(kind: str, name: str
 
 
 def test_the_set_of_an_earlier_job_is_found_by_its_pods_whatever_its_labels_say() -> None:
-    world = running()
+    world = Simulation.running(failurePolicy=POLICY)
     group = world.cluster.store.get("StatefulSet", NAMESPACE, "a-a")
     world.cluster.store.edit(group, metadata={"labels": {names.LABEL_JOB: "another"}})
     world.delete("a")

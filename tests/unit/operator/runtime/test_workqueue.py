@@ -58,6 +58,15 @@ def _queue(passes: Passes, *, limit: int = 32, is_open: bool = True) -> tuple[Wo
     return WorkQueue(passes, Instruments(), gate=gate, limit=limit), gate
 
 
+async def _woken(plan: Callable[[int], tuple[float, Outcome]]) -> Passes:
+    """Return the passes over a key that is woken once."""
+    passes = Passes(plan)
+    queue, _ = _queue(passes)
+    queue.wake("a")
+    await _done(queue)
+    return passes
+
+
 async def _done(queue: WorkQueue[str]) -> None:
     while queue.keys:  # noqa: ASYNC110  # the queue sets no event
         await asyncio.sleep(1.0)
@@ -113,10 +122,7 @@ async def test_wakes_while_a_key_waits_for_a_slot_cost_no_pass_of_their_own() ->
 
 @in_virtual_time
 async def test_the_pause_is_as_long_as_the_pass_within_limits() -> None:
-    passes = Passes(lambda number: ([0.0, 1.0, 60.0][number % 3], 0.0 if number < 3 else None))
-    queue, _ = _queue(passes)
-    queue.wake("a")
-    await _done(queue)
+    passes = await _woken(lambda number: ([0.0, 1.0, 60.0][number % 3], 0.0 if number < 3 else None))
     assert passes.gaps() == pytest.approx([PAUSE_SECONDS, 1.0 + 1.0, 60.0 + LONGEST_PAUSE_SECONDS])
 
 
@@ -135,20 +141,14 @@ async def test_a_due_pass_comes_in_time_and_a_wake_before_it_too() -> None:
 async def test_failures_back_off_up_to_a_minute_and_a_success_ends_it() -> None:
     failures = 12
     ends: list[Outcome] = [*[RuntimeError("no luck")] * failures, 0.0, RuntimeError("again"), None]
-    passes = Passes(lambda number: (0.0, ends[number]))
-    queue, _ = _queue(passes)
-    queue.wake("a")
-    await _done(queue)
+    passes = await _woken(lambda number: (0.0, ends[number]))
     backoffs = [min(60.0, 0.2 * 2**number) for number in range(failures)]
     assert passes.gaps() == pytest.approx([*backoffs, PAUSE_SECONDS, 0.2])
 
 
 @in_virtual_time
 async def test_conflicts_are_tried_again_soon_however_many_there_are() -> None:
-    passes = Passes(lambda number: (0.0, ConflictError("changed") if number < 20 else None))
-    queue, _ = _queue(passes)
-    queue.wake("a")
-    await _done(queue)
+    passes = await _woken(lambda number: (0.0, ConflictError("changed") if number < 20 else None))
     assert len(passes.began) == 21
     assert all(PAUSE_SECONDS - ROUNDING <= gap <= 2 * PAUSE_SECONDS for gap in passes.gaps())
 
