@@ -4,7 +4,6 @@ The status is true, settles, and changes as it may.
 """
 
 import traceback
-from datetime import datetime
 from typing import Any
 from unittest import mock
 
@@ -12,7 +11,6 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.api.times import seconds_between
 from grpo_operator.decide.attempts import is_about_to_begin, is_between_attempts
-from grpo_operator.decide.blame import Reports
 from grpo_operator.decide.conditions import holds, is_terminal, keeps_pods
 from grpo_operator.decide.observe import Observed
 from grpo_operator.decide.plan import Plan, plan
@@ -43,16 +41,8 @@ class PlanChecks:
         """Judge no plan any more."""
         self._patch.stop()
 
-    def _plan(
-        self,
-        job: Job,
-        topology: Topology,
-        old: GRPOJobStatus,
-        observed: Observed,
-        reports: Reports,
-        now: datetime,
-        *rest: Any,
-    ) -> Plan:
+    def _plan(self, job: Job, topology: Topology, old: GRPOJobStatus, observed: Observed, *rest: Any) -> Plan:
+        reports, now, *rest = rest
         master = observed.pods.get(topology.members[0].pod)
         if master is not None and master.ready and master.outcome is None and not is_terminal(old):
             said = _HANGS if self.hangs else Progress(step=self.steps, total_steps=1_000_000)

@@ -81,9 +81,8 @@ def test_a_restarted_container_without_a_result_is_a_lost_outcome() -> None:
 
 def test_an_eviction_is_named_and_not_counted_although_ranks_only_report_that_they_stopped() -> None:
     case, _ = all_ready()
-    evicted = replace(
-        pod(B, uid=f"{B}-0"), disruption=Disruption(reason="Evicted", message="EvictionByEvictionAPI: drain")
-    )
+    drain = Disruption(reason="Evicted", message="EvictionByEvictionAPI: drain")
+    evicted = pod(B, uid=f"{B}-0", disruption=drain)
     noticed = case.see(pod(A, uid=f"{A}-0", ready=True), evicted)
     assert case.status.phase != "Restarting", "it still saves a checkpoint"
     assert f"pod {B} on node node is being taken away: EvictionByEvictionAPI: drain" in case.status.summary.message
@@ -112,14 +111,8 @@ def test_a_deleted_pod_is_named_although_all_pods_report_secondary_failures() ->
 
 def test_a_hang_is_reported_with_the_phase_of_every_rank_and_no_answer_is_no_hang() -> None:
     case, pods = all_ready(failurePolicy={"hangSeconds": 100})
-    stuck = Progress(
-        step=7,
-        total_steps=40,
-        phase="Training",
-        age_seconds=101,
-        step_seconds=2,
-        rank_phases={"0": "Training for 101 s"},
-    )
+    stuck = Progress(step=7, total_steps=40, phase="Training", age_seconds=101, step_seconds=2)
+    stuck = stuck.model_copy(update={"rank_phases": {"0": "Training for 101 s"}})
     case.see(*pods, at=1000)
     assert case.status.phase == "Running"
     case.see(*pods, at=1000, progress=stuck.model_copy(update={"step_seconds": 11}))
@@ -128,9 +121,8 @@ def test_a_hang_is_reported_with_the_phase_of_every_rank_and_no_answer_is_no_han
     assert case.status.phase == "Running", "a step may take long while ranks sample tokens"
     case.see(*pods, at=1000, progress=stuck.model_copy(update={"idle_seconds": 101}))
     assert holds(case.status, Condition.HUNG)
-    assert "for 101 s (failurePolicy.hangSeconds), since step 7; rank 0: Training for 101 s" in case.message(
-        Condition.HUNG
-    )
+    said = "for 101 s (failurePolicy.hangSeconds), since step 7; rank 0: Training for 101 s"
+    assert said in case.message(Condition.HUNG)
     assert case.status.last_failure.reason == "Hung"
     assert case.status.phase == "Restarting"
     case.see(at=2000)

@@ -195,6 +195,12 @@ def test_a_model_and_rows_in_a_folder_need_no_download() -> None:
     assert case.look().download.create
 
 
+def _downloader(**spec: Any) -> dict[str, Any]:
+    """Return the template of the pod that downloads."""
+    one = job(**CACHE, **spec)
+    return download_job(one, plan_topology(one))["spec"]["template"]
+
+
 def test_its_pod_has_the_tokens_of_trainers_and_neither_gpus_nor_their_nodes() -> None:
     template = {
         "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
@@ -202,10 +208,8 @@ def test_its_pod_has_the_tokens_of_trainers_and_neither_gpus_nor_their_nodes() -
         "resources": {"limits": {"memory": "900Gi"}},
         "tolerations": [{"key": "gpu"}],
     }
-    one = job(
-        **CACHE, model={"name": "some/model", "revision": "v1"}, dataset={"name": "some/rows"}, podTemplate=template
-    )
-    made = download_job(one, plan_topology(one))["spec"]["template"]
+    model = {"name": "some/model", "revision": "v1"}
+    made = _downloader(model=model, dataset={"name": "some/rows"}, podTemplate=template)
     (container,) = made["spec"]["containers"]
     assert "HF_TOKEN" in [variable["name"] for variable in container["env"]]
     assert {"readinessProbe", "ports"} & container.keys() == set()
@@ -220,9 +224,7 @@ def test_its_pod_has_the_tokens_of_trainers_and_neither_gpus_nor_their_nodes() -
 
 def test_its_pod_exists_under_a_quota_and_asks_for_no_more_than_a_trainer() -> None:
     def resources(**theirs: Any) -> Any:
-        one = job(**CACHE, podTemplate={"resources": theirs})
-        (container,) = download_job(one, plan_topology(one))["spec"]["template"]["spec"]["containers"]
-        return container["resources"]
+        return _downloader(podTemplate={"resources": theirs})["spec"]["containers"][0]["resources"]
 
     own = {"limits": {"cpu": "4", "memory": "8Gi"}, "requests": {"cpu": "500m", "memory": "2Gi"}}
     assert resources() == own
@@ -242,9 +244,8 @@ def test_its_pod_plans_the_job_where_node_selectors_of_all_trainers_say_the_gpu(
             {"name": "a", "gpus": 1, "podTemplate": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"}}},
             {"name": "b", "gpus": 1, "podTemplate": template},
         ]
-        one = job(**CACHE, model={"name": "some/model"}, trainer={"groups": groups})
-        made = download_job(one, plan_topology(one))["spec"]["template"]["spec"]["containers"][0]["command"][-1]
-        return Downloads.model_validate_json(made)
+        made = _downloader(model={"name": "some/model"}, trainer={"groups": groups})
+        return Downloads.model_validate_json(made["spec"]["containers"][0]["command"][-1])
 
     known = wanted(nodeSelector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
     assert known.gpu_bytes == gpu_bytes("h100")
@@ -257,20 +258,16 @@ def test_a_pod_that_leaves_with_a_lost_node_is_given_up() -> None:
     case = Fetching()
     case.made()
     leaving = pod("job-download-x", role="download", node="n", deletion_time=NOW)
-    seen = observed(children=(case.child,), downloaders=(leaving,))
-    assert nodes_to_check(seen, was_running=False) == {"n"}
-    seen = replace(seen, lost_nodes={"n": NOW})
-    waits, ends = (
-        plan(case.job, case.topology, case.status, seen, {}, after(NOW, seconds)).deletions for seconds in (10, 100)
-    )
+    seen = {"children": (case.child,), "downloaders": (leaving,)}
+    assert nodes_to_check(observed(**seen), was_running=False) == {"n"}
+    waits, ends = (case.see(at=at, lost_nodes={"n": NOW}, **seen).deletions for at in (10, 100))
     assert (waits, ends) == ((), (Deletion("Pod", leaving.name, leaving.uid, force=True),))
 
 
 def test_init_containers_that_need_what_it_has_not_are_left_out() -> None:
     inits = [{"name": "a", "image": "i"}, {"name": "b", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]
-    one = job(**CACHE, podTemplate={"initContainers": inits})
-    made = download_job(one, plan_topology(one))["spec"]["template"]["spec"]
-    assert [init["name"] for init in made["initContainers"]] == ["a"]
+    made = _downloader(podTemplate={"initContainers": inits})
+    assert [init["name"] for init in made["spec"]["initContainers"]] == ["a"]
 
 
 def test_what_a_job_was_accepted_with_is_what_it_requests() -> None:

@@ -203,11 +203,9 @@ def test_they_are_told_from_pods_of_attempts_by_their_role() -> None:
 def test_one_that_the_cluster_refuses_is_asked_about_after_those_of_the_attempt() -> None:
     case = Environments()
     seen = observed(children=(_set("job-boxes", "environment"),))
-    missing = find_missing(case.status, case.topology, seen)
-    assert missing.pod == "job-boxes-0"
+    assert find_missing(case.status, case.topology, seen).pod == "job-boxes-0"
     trainers = replace(seen, children=(_set("job-boxes", "environment"), _set("job-b", "trainer")))
-    missing = find_missing(case.status, case.topology, trainers)
-    assert missing.pod == "job-b-0"
+    assert find_missing(case.status, case.topology, trainers).pod == "job-b-0"
 
 
 def test_one_that_no_kubelet_ends_is_deleted_by_force_and_no_other() -> None:

@@ -31,12 +31,13 @@ def test_a_calm_job_gets_passes_less_often() -> None:
     assert Case().see(pods[0], replace(pods[1], ready=False)).requeue_after == POLL_SECONDS
 
 
-def test_where_there_are_many_jobs_each_gets_fewer_passes_while_nothing_is_urgent() -> None:
-    def seconds(case: Case, *pods: ObservedPod, least: float = 60.0, at: int = 9) -> float | None:
-        reports = {A: Progress()}
-        there, now = observed(*pods), after(NOW, at)
-        return plan(case.job, case.topology, case.status, there, reports, now, least=least).requeue_after
+def seconds(case: Case, *pods: ObservedPod, at: int = 9, least: float = 60.0, **seen: Any) -> float | None:
+    """Return when the next pass comes, at least so many seconds later, unless something is urgent."""
+    there, now, reports = observed(*pods, **seen), after(NOW, at), {A: Progress()}
+    return plan(case.job, case.topology, case.status, there, reports, now, least=least).requeue_after
 
+
+def test_where_there_are_many_jobs_each_gets_fewer_passes_while_nothing_is_urgent() -> None:
     case, pods = all_ready(activeDeadlineSeconds=99)
     assert seconds(case, *pods) == 60, "also while its first step is awaited"
     assert seconds(case, *pods, at=90) == 9, "the deadline is near"
@@ -44,17 +45,14 @@ def test_where_there_are_many_jobs_each_gets_fewer_passes_while_nothing_is_urgen
 
 
 def test_an_attempt_that_starts_gets_a_pass_at_each_of_its_deadlines() -> None:
-    def seconds(case: Case, *pods: ObservedPod, at: int = 9, **seen: Any) -> float | None:
-        there = observed(*pods, **seen)
-        return plan(case.job, case.topology, case.status, there, {}, after(NOW, at), least=99999.0).requeue_after
-
     case = Case(startupDeadlineSeconds=900, failurePolicy={"nodeLostSeconds": 40})
     pods = [pod(name, uid=name, attempt=0) for name in case.topology.pods]
-    assert seconds(case, *pods) == 891
-    assert seconds(case, *pods, lost_nodes={pods[0].node: after(NOW, 5)}) == 36
+    assert seconds(case, *pods, least=99999.0) == 891
+    assert seconds(case, *pods, least=99999.0, lost_nodes={pods[0].node: after(NOW, 5)}) == 36
     case.see(pods[0], replace(pods[1], node=None), at=10)
     until = ends(case.job, case.status, PlacementStatus(placed=1, since=after(NOW, 10)))
-    assert seconds(case, pods[0], replace(pods[1], node=None), at=12) == seconds_between(after(NOW, 12), until)
+    wait = seconds(case, pods[0], replace(pods[1], node=None), at=12, least=99999.0)
+    assert wait == seconds_between(after(NOW, 12), until)
 
 
 def test_passes_are_rare_during_the_wait_once_all_pods_are_gone() -> None:

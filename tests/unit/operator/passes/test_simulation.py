@@ -27,6 +27,13 @@ KINDS = st.sampled_from(["Pod", "StatefulSet", names.KIND])
 OPERATORS = st.integers(0, 1)
 WHICH = st.integers(0, 7)
 POLICY = {"backoffSeconds": 2, "maxBackoffSeconds": 4, "nodeLostSeconds": 30, "hangSeconds": 100}
+POLICIES = st.fixed_dictionaries(
+    {
+        "onTrainerFailure": st.sampled_from(["RestartAll", "RestartAll", "RestartAll", "Fail"]),
+        "maxRestarts": st.sampled_from([3, 4, 1, 0]),
+        "restartStrategy": st.sampled_from(["Recreate", "InPlace"]),
+    }
+)
 CODES = st.sampled_from([ExitCode.RANK_FAILED, ExitCode.PEER_LOST, ExitCode.STOPPED, ExitCode.DONE, 137, -1, *ExitCode])
 SECONDS = st.integers(0, 5)
 FAULTS = st.sampled_from(
@@ -48,28 +55,17 @@ def server(engines: int | None) -> dict[str, Any]:
 
 class Passes(RuleBasedStateMachine):
     @initialize(
+        chosen=POLICIES,
         generation=st.sampled_from(["", "fixed", "elastic"]),
         engines=st.sampled_from(["RestartAll", "RestartGeneration", "Fail"]),
-        trainers=st.sampled_from(["RestartAll", "RestartAll", "RestartAll", "Fail"]),
-        most=st.sampled_from([3, 4, 1, 0]),
-        strategy=st.sampled_from(["Recreate", "InPlace"]),
-        ttl=st.sampled_from([{}, {}, {"ttlSecondsAfterFinished": 5}]),
         room=st.sampled_from([99, 99, 99, 0]),
-        environments=st.sampled_from([{}, ENVIRONMENTS]),
+        more=st.builds(
+            dict.__or__, st.sampled_from([{}, {}, {"ttlSecondsAfterFinished": 5}]), st.sampled_from([{}, ENVIRONMENTS])
+        ),
     )
-    def begin(
-        self,
-        generation: str,
-        engines: str,
-        trainers: str,
-        most: int,
-        strategy: str,
-        ttl: dict[str, int],
-        room: int,
-        environments: dict[str, Any],
-    ) -> None:
-        policy = POLICY | {"onTrainerFailure": trainers, "maxRestarts": most, "restartStrategy": strategy}
-        spec: dict[str, Any] = {"failurePolicy": policy, "scheduling": {"timeoutSeconds": 30}, **ttl, **environments}
+    def begin(self, chosen: dict[str, Any], generation: str, engines: str, room: int, more: dict[str, Any]) -> None:
+        policy = POLICY | chosen
+        spec: dict[str, Any] = {"failurePolicy": policy, "scheduling": {"timeoutSeconds": 30}, **more}
         self.is_elastic = generation == "elastic"
         if generation:
             policy["onGenerationFailure"] = "RestartGeneration" if self.is_elastic else engines

@@ -14,6 +14,14 @@ DETAILS, PROGRESS = News.DETAILS, News.PROGRESS
 SECONDS, ALL_JOBS = RATES[DETAILS].seconds, RATES[DETAILS].all_jobs
 
 
+def written(number: int) -> tuple[WriteRates, list[Writes]]:
+    """Return jobs of all of which a status was written at 0."""
+    pace, jobs = WriteRates(), [Writes() for _ in range(number)]
+    for job in jobs:
+        pace.written(job, 0.0)
+    return pace, jobs
+
+
 def test_a_job_by_itself_says_details_every_five_seconds() -> None:
     pace, job = WriteRates(), Writes()
     assert pace.wait(job, DETAILS, 100.0) == 0.0  # nothing is known of it, as after a start of the operator
@@ -23,9 +31,7 @@ def test_a_job_by_itself_says_details_every_five_seconds() -> None:
 
 
 def test_many_jobs_that_start_at_once_say_less_and_one_that_is_left_says_more_again() -> None:
-    pace, jobs = WriteRates(), [Writes() for _ in range(250)]
-    for job in jobs:
-        pace.written(job, 0.0)
+    pace, jobs = written(250)
     for job in jobs:
         pace.wait(job, DETAILS, 5.0)
     assert pace.wait(jobs[0], DETAILS, 5.0) == 250 / ALL_JOBS - 5.0
@@ -35,9 +41,8 @@ def test_many_jobs_that_start_at_once_say_less_and_one_that_is_left_says_more_ag
 
 
 def test_jobs_that_are_gone_or_have_nothing_to_say_delay_nobody() -> None:
-    pace, jobs = WriteRates(), [Writes() for _ in range(100)]
+    pace, jobs = written(100)
     for job in jobs:
-        pace.written(job, 0.0)
         pace.wait(job, DETAILS, 1.0)
     for job in jobs[1:]:
         pace.settled(job)
@@ -45,24 +50,21 @@ def test_jobs_that_are_gone_or_have_nothing_to_say_delay_nobody() -> None:
 
 
 def test_news_that_cannot_wait_are_written_at_once_and_delay_nobody() -> None:
-    pace, jobs = WriteRates(), [Writes() for _ in range(100)]
+    pace, jobs = written(100)
     for job in jobs:
-        pace.written(job, 0.0)
         pace.wait(job, DETAILS, 0.0)
         assert pace.wait(job, News.URGENT, 0.0) == 0.0
     assert pace.wait(jobs[0], DETAILS, SECONDS) == 0.0
 
 
 def test_jobs_that_train_do_not_delay_those_that_start() -> None:
-    pace, jobs = WriteRates(), [Writes() for _ in range(1000)]
+    pace, jobs = written(1000)
     for job in jobs:
-        pace.written(job, 0.0)
         pace.wait(job, PROGRESS, 50.0)
     assert pace.wait(jobs[999], PROGRESS, 50.0) == 1000 / RATES[PROGRESS].all_jobs - 50.0
     assert pace.wait(jobs[999], DETAILS, 50.0) <= 0.0
-    assert pace.wait(jobs[998], PROGRESS, 50.0) < 1000 / RATES[PROGRESS].all_jobs - 50.0, (
-        "one has only details to say now"
-    )
+    fewer = pace.wait(jobs[998], PROGRESS, 50.0)
+    assert fewer < 1000 / RATES[PROGRESS].all_jobs - 50.0, "one has only details to say now"
 
 
 @pytest.mark.parametrize("spread", [0.0, 15.0])
