@@ -1,8 +1,11 @@
 """Jobs and observed pods for unit tests of the operator."""
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
+
+import yaml
 
 from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
@@ -24,6 +27,12 @@ def spec(**changes: Any) -> dict[str, Any]:
         "rewards": [{"name": "accuracy", "accuracy": {}}],
         "trainer": {"groups": [{"name": "a", "replicas": 1, "gpus": 2}, {"name": "b", "replicas": 1, "gpus": 1}]},
     } | changes
+
+
+def refusals(text: str) -> list[tuple[dict[str, Any], str]]:
+    """Return changes of a spec, in YAML, each with the fault that the indented lines below it tell."""
+    rows = re.findall(r"((?:^\S.*\n)+)((?:^ .*\n)+)", text, re.MULTILINE)
+    return [(yaml.safe_load(change), " ".join(fault.split())) for change, fault in rows]
 
 
 def job(**changes: Any) -> Job:

@@ -11,7 +11,7 @@ from grpo_operator.api.spec import parse_spec
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.manifests import statefulset
 from grpo_spec.contract import Contract
-from support.control_plane.jobs import job, spec, world
+from support.control_plane.jobs import job, refusals, spec, world
 
 GROUPS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8)), min_size=1, max_size=4)
 
@@ -21,25 +21,17 @@ def _trainer(shape: list[tuple[int, int]]) -> dict[str, Any]:
     return {"trainer": {"groups": groups}, "training": {"promptsPerStep": 4096}}
 
 
-def _server(*groups: tuple[int, int, int | None], tensor_parallel: int = 1) -> dict[str, Any]:
+def _server(*groups: tuple[int, int, int | None]) -> dict[str, Any]:
     rendered = [
         {"name": f"g{i}", "replicas": replicas, "gpus": gpus} | ({"tensorParallel": tp} if tp else {})
         for i, (replicas, gpus, tp) in enumerate(groups)
     ]
-    return {"generation": {"topology": "Server", "tensorParallel": tensor_parallel, "server": {"groups": rendered}}}
+    return {"generation": {"topology": "Server", "server": {"groups": rendered}}}
 
 
 def _node_local(**settings: Any) -> dict[str, Any]:
     tensor_parallel = settings.pop("tensorParallel", 1)
     return {"generation": {"topology": "NodeLocal", "tensorParallel": tensor_parallel, "nodeLocal": settings}}
-
-
-def _group(
-    group: dict[str, Any] | None = None, server: dict[str, Any] | None = None, **generation: Any
-) -> dict[str, Any]:
-    """Return a spec with one group of engines."""
-    groups = [{"name": "gen", "gpus": 1} | (group or {})]
-    return {"generation": {"topology": "Server", "server": {"groups": groups} | (server or {}), **generation}}
 
 
 def _check_transfers(contract: Contract) -> None:
@@ -101,107 +93,79 @@ def test_a_device_named_in_the_spec_is_used_by_vllm() -> None:
     assert topology.engines[0].devices == (1,)
 
 
-REFUSED = [
-    (_server((1, 8, 3)), "spec.generation.server.groups[0]: tensorParallel must divide gpus"),
-    (
-        _server((1, 3, None), tensor_parallel=2),
-        "spec.generation: tensorParallel must divide gpus x podsPerEngine of every group of server.groups",
-    ),
-    (
-        {"generation": {"topology": "Server"}},
-        "spec.generation: server must be set if topology is Server, and only then",
-    ),
-    (
-        {"generation": {"nodeLocal": {}}},
-        "spec.generation: nodeLocal must be set if topology is NodeLocal, and only then",
-    ),
-    (_server((1, 1, None)) | {"x": 1}, "spec.x: unknown field"),
-    ({"generation": {"tensorParallel": 2}}, "spec: generation.tensorParallel must divide gpus of every trainer group"),
-    (
-        _node_local(gpusPerNode=2, enginesPerNode=1, tensorParallel=1),
-        "nodeLocal.gpusPerNode must be nodeLocal.enginesPerNode x tensorParallel",
-    ),
-    (
-        _trainer([(1, 5), (2, 8)]) | _node_local(gpusPerNode=1) | {"parallelism": {"sequence": 4}},  # 4 + 2 x 7 ranks
-        "parallelism.sequence must divide the number of GPUs that train",
-    ),
-    (
-        _node_local(gpusPerNode=1),
-        "generation.nodeLocal.gpusPerNode must leave every trainer pod at least one GPU to train on; 1 would work",
-    ),
-    (
-        _trainer([(1, 4)]) | _node_local(gpusPerNode=1, devices=[4]),
-        "devices must exist in every trainer pod (0 to gpus - 1 of the smallest pod); 3",
-    ),
-    (
-        _trainer([(1, 4)]) | _node_local(gpusPerNode=2, enginesPerNode=2, devices=[1, 1]),
-        "devices must name gpusPerNode different devices",
-    ),
-    (
-        {"device": {"type": "cpu"}, "model": {"name": "m", "dtype": "float16"}},
-        "float16 needs device.type cuda: hardly any CPU supports it; bfloat16 would work",
-    ),
-    (
-        {"model": {"name": "m", "dtype": "float16"}, "parallelism": {"zeroStage": 0}},
-        "float16 needs parallelism.zeroStage 1, 2 or 3",
-    ),
-    (
-        _server((1, 1, None)) | {"parallelism": {"offloadOptimizer": "generating"}},
-        "offloadOptimizer generating needs generation.topology Colocate: in other topologies vLLM has its own GPUs; "
-        "none or cpu would work",
-    ),
-    *(
-        (
-            {"training": {field: value} | training, "generation": generation},
-            f"training.{field} needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate",
-        )
-        for field, value in (("stop", ["</answer>"]), ("routerReplay", True))
-        for training, generation in (({"maxStaleness": 1}, {}), ({}, {"engine": "Transformers"}))
-    ),
-    (
-        {"training": {"repetitionPenalty": 1.1}, "generation": {"engine": "Transformers"}},
-        "training.repetitionPenalty, presencePenalty and frequencyPenalty need generation.engine vLLM",
-    ),
-    (
-        {"training": {"frequencyPenalty": 0.1, "maxStaleness": 1}},
-        "training.presencePenalty and frequencyPenalty need maxStaleness 0 where topology is Colocate: there a "
-        "completion may be cut, and vLLM counts tokens only from the cut on; repetitionPenalty would work",
-    ),
-    (
-        {"parallelism": {"offloadOptimizer": "cpu", "zeroStage": 0}},
-        "offloadOptimizer cpu and coalesceGradReduction need zeroStage",
-    ),
-    *(
-        (
-            {"parallelism": {"offloadOptimizer": "cpu", "optimizerDtype": dtype}},
-            "optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32",
-        )
-        for dtype in ("bfloat16", "int8")
-    ),
-    (
-        {"parallelism": {"optimizerDtype": "bfloat16"}, "model": {"name": "m", "dtype": "float32"}},
-        "parallelism.optimizerDtype bfloat16 needs model.dtype bfloat16",
-    ),
-    (
-        _server((1, 1, None)) | {"rendezvous": {"port": 8000}},
-        "rendezvous.port, rendezvous.statusPort and the ports of generation must all differ",
-    ),
-    (_group(engine="Transformers"), "engine Transformers works only with topology Colocate"),
-    (_group({"name": "a"}), "groups of trainer.groups and generation.server.groups must have different names"),
-    (
-        _group({"replicas": 2, "podsPerEngine": 2}) | {"lora": {"push": "adapters"}},
-        "lora.push adapters needs podsPerEngine 1 in all generation.server.groups",
-    ),
-    (_group({"replicas": 3, "podsPerEngine": 2}), "podsPerEngine must divide replicas, the number of pods"),
-    (
-        _group({"replicas": 3, "podsPerEngine": 3, "tensorParallel": 4}),
-        "tensorParallel must divide gpus x podsPerEngine",
-    ),
-    (
-        _group({"replicas": 2, "podsPerEngine": 2}, {"elastic": {"maxReplicas": 2}}),
-        "podsPerEngine of the first group must be 1 with elastic",
-    ),
-]
+REFUSED = refusals(
+    """\
+{generation: {topology: Server, server: {groups: [{name: g, gpus: 8, tensorParallel: 3}]}}}
+    spec.generation.server.groups[0]: tensorParallel must divide gpus
+{generation: {topology: Server, tensorParallel: 2, server: {groups: [{name: g, gpus: 3}]}}}
+    spec.generation: tensorParallel must divide gpus x podsPerEngine of every group of server.groups
+{generation: {topology: Server}}
+    spec.generation: server must be set if topology is Server, and only then
+{generation: {nodeLocal: {}}}
+    spec.generation: nodeLocal must be set if topology is NodeLocal, and only then
+{generation: {topology: Server, server: {groups: [{name: g, gpus: 1}]}}, x: 1}
+    spec.x: unknown field
+{generation: {tensorParallel: 2}}
+    spec: generation.tensorParallel must divide gpus of every trainer group
+{generation: {topology: NodeLocal, nodeLocal: {gpusPerNode: 2, enginesPerNode: 1}}}
+    nodeLocal.gpusPerNode must be nodeLocal.enginesPerNode x tensorParallel
+{trainer: {groups: [{name: a, gpus: 5}, {name: b, replicas: 2, gpus: 8}]}, parallelism: {sequence: 4},
+generation: {topology: NodeLocal, nodeLocal: {gpusPerNode: 1}}}  # 4 + 2 x 7 ranks
+    parallelism.sequence must divide the number of GPUs that train
+{generation: {topology: NodeLocal, nodeLocal: {gpusPerNode: 1}}}
+    generation.nodeLocal.gpusPerNode must leave every trainer pod at least one GPU to train on; 1 would work
+{trainer: {groups: [{name: a, gpus: 4}]}, generation: {topology: NodeLocal, nodeLocal: {gpusPerNode: 1, devices: [4]}}}
+    devices must exist in every trainer pod (0 to gpus - 1 of the smallest pod); 3
+{trainer: {groups: [{name: a, gpus: 4}]},
+generation: {topology: NodeLocal, nodeLocal: {gpusPerNode: 2, enginesPerNode: 2, devices: [1, 1]}}}
+    devices must name gpusPerNode different devices
+{device: {type: cpu}, model: {name: m, dtype: float16}}
+    float16 needs device.type cuda: hardly any CPU supports it; bfloat16 would work
+{model: {name: m, dtype: float16}, parallelism: {zeroStage: 0}}
+    float16 needs parallelism.zeroStage 1, 2 or 3
+{generation: {topology: Server, server: {groups: [{name: g, gpus: 1}]}}, parallelism: {offloadOptimizer: generating}}
+    offloadOptimizer generating needs generation.topology Colocate: in other topologies vLLM has its own GPUs;
+    none or cpu would work
+{training: {stop: [</answer>], maxStaleness: 1}}
+    training.stop needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate
+{training: {stop: [</answer>]}, generation: {engine: Transformers}}
+    training.stop needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate
+{training: {routerReplay: true, maxStaleness: 1}}
+    training.routerReplay needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate
+{training: {routerReplay: true}, generation: {engine: Transformers}}
+    training.routerReplay needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate
+{training: {repetitionPenalty: 1.1}, generation: {engine: Transformers}}
+    training.repetitionPenalty, presencePenalty and frequencyPenalty need generation.engine vLLM
+{training: {frequencyPenalty: 0.1, maxStaleness: 1}}
+    training.presencePenalty and frequencyPenalty need maxStaleness 0 where topology is Colocate: there a
+    completion may be cut, and vLLM counts tokens only from the cut on; repetitionPenalty would work
+{parallelism: {offloadOptimizer: cpu, zeroStage: 0}}
+    offloadOptimizer cpu and coalesceGradReduction need zeroStage
+{parallelism: {offloadOptimizer: cpu, optimizerDtype: bfloat16}}
+    optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32
+{parallelism: {offloadOptimizer: cpu, optimizerDtype: int8}}
+    optimizerDtype bfloat16 and int8 need offloadOptimizer none or generating: AdamW on CPUs keeps float32
+{parallelism: {optimizerDtype: bfloat16}, model: {name: m, dtype: float32}}
+    parallelism.optimizerDtype bfloat16 needs model.dtype bfloat16
+{generation: {topology: Server, server: {groups: [{name: g, gpus: 1}]}}, rendezvous: {port: 8000}}
+    rendezvous.port, rendezvous.statusPort and the ports of generation must all differ
+{generation: {topology: Server, server: {groups: [{name: g, gpus: 1}]}, engine: Transformers}}
+    engine Transformers works only with topology Colocate
+{generation: {topology: Server, server: {groups: [{name: a, gpus: 1}]}}}
+    groups of trainer.groups and generation.server.groups must have different names
+{lora: {push: adapters},
+generation: {topology: Server, server: {groups: [{name: g, gpus: 1, replicas: 2, podsPerEngine: 2}]}}}
+    lora.push adapters needs podsPerEngine 1 in all generation.server.groups
+{generation: {topology: Server, server: {groups: [{name: g, gpus: 1, replicas: 3, podsPerEngine: 2}]}}}
+    podsPerEngine must divide replicas, the number of pods
+{generation: {topology: Server, server: {groups: [{name: g, gpus: 1, replicas: 3, podsPerEngine: 3,
+tensorParallel: 4}]}}}
+    tensorParallel must divide gpus x podsPerEngine
+{generation: {topology: Server, server: {groups: [{name: g, gpus: 1, replicas: 2, podsPerEngine: 2}],
+elastic: {maxReplicas: 2}}}}
+    podsPerEngine of the first group must be 1 with elastic
+"""
+)
 
 
 @pytest.mark.parametrize(("change", "fault"), REFUSED)
