@@ -75,15 +75,8 @@ def test_what_it_holds_is_named_and_given_back_and_the_restart_does_not_count() 
     assert (case.status.phase, case.status.placement_timeouts) == ("Running", None)
 
 
-UNEQUAL = {
-    "trainer": {
-        "groups": [
-            {"name": "seven", "gpus": 7},
-            {"name": "eight", "replicas": 2, "gpus": 8},
-            {"name": "four", "gpus": 4},
-        ]
-    }
-}
+GROUPS = [{"name": "seven", "gpus": 7}, {"name": "eight", "replicas": 2, "gpus": 8}, {"name": "four", "gpus": 4}]
+UNEQUAL = {"trainer": {"groups": GROUPS}}
 SEVEN, EIGHT_0, EIGHT_1, FOUR = "job-seven-0", "job-eight-0", "job-eight-1", "job-four-0"
 
 

@@ -49,20 +49,11 @@ def _children(attempt: int = 0, **more: Any) -> dict[tuple[str, str], Any]:
 
 
 def test_ranks_read_the_name_of_every_pod_and_what_its_group_serves() -> None:
-    assert [one.model_dump() for one in make_contract(*world(**SPEC), attempt=0).environment_pods] == [
-        {
-            "name": "boxes",
-            "sessions": 16,
-            "environments": ("sql",),
-            "addresses": ("job-boxes-0.job.ns.svc:29502", "job-boxes-1.job.ns.svc:29502"),
-        },
-        {
-            "name": "rest",
-            "sessions": 64,
-            "environments": ("wordle", "sql"),
-            "addresses": ("job-rest-0.job.ns.svc:29502",),
-        },
-    ]
+    boxes, rest = (one.model_dump() for one in make_contract(*world(**SPEC), attempt=0).environment_pods)
+    addresses = ("job-boxes-0.job.ns.svc:29502", "job-boxes-1.job.ns.svc:29502")
+    assert boxes == {"name": "boxes", "sessions": 16, "environments": ("sql",), "addresses": addresses}
+    addresses = ("job-rest-0.job.ns.svc:29502",)
+    assert rest == {"name": "rest", "sessions": 64, "environments": ("wordle", "sql"), "addresses": addresses}
 
 
 def test_a_pod_is_told_what_it_serves_and_nothing_else_of_the_job() -> None:
@@ -110,9 +101,8 @@ def test_they_request_what_pods_without_gpus_do() -> None:
     object.__setattr__(made, "requests", PodRequests())
     found = manifests(made, plan_topology(made), 0)
     (boxes,) = (one for one in found if one["metadata"]["name"] == "job-boxes" and one["kind"] == "StatefulSet")
-    assert boxes["spec"]["template"]["spec"]["containers"][0]["resources"] == {
-        "requests": {"cpu": "100m", "memory": "256Mi"}
-    }
+    requests = {"cpu": "100m", "memory": "256Mi"}
+    assert boxes["spec"]["template"]["spec"]["containers"][0]["resources"] == {"requests": requests}
 
 
 def test_pods_of_an_attempt_are_neither_drawn_to_their_nodes_nor_counted_with_them() -> None:
