@@ -1,21 +1,24 @@
 """Access modes of a claim, and the pods that they serve."""
 
+import pytest
+
 from grpo_operator.passes.preflight import wrong_mode
 
 ONE, POD, MANY, READ = "ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany", "ReadOnlyMany"
 
+SUIT = {
+    False: [([ONE], 1), ([POD], 1), ([MANY], 64), ([ONE, MANY], 2)],
+    True: [([READ], 1), ([READ], 64), ([MANY], 64)],
+}
+DO_NOT = {False: [([ONE], 2), ([READ], 1), ([], 1)], True: [([ONE], 2)]}
 
-WRITTEN = [([ONE], 1), ([POD], 1), ([MANY], 64), ([ONE, MANY], 2)]
-READ_ONLY = [([READ], 1), ([READ], 64), ([MANY], 64)]
 
-
-def test_a_claim_must_be_writable_and_shared_unless_it_is_only_read() -> None:
-    for read_only, suit, do_not in (
-        (False, WRITTEN, [([ONE], 2), ([READ], 1), ([], 1)]),
-        (True, READ_ONLY, [([ONE], 2)]),
-    ):
-        assert not [row for row in suit if wrong_mode(row[0], pods=row[1], read_only=read_only)]
-        assert not [row for row in do_not if not wrong_mode(row[0], pods=row[1], read_only=read_only)]
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_claim_must_be_writable_and_shared_unless_it_is_only_read(read_only: bool) -> None:
+    for modes, pods in SUIT[read_only]:
+        assert wrong_mode(modes, pods=pods, read_only=read_only) is None
+    for modes, pods in DO_NOT[read_only]:
+        assert wrong_mode(modes, pods=pods, read_only=read_only) is not None
 
 
 def test_the_message_says_who_and_which_mode_would_work() -> None:
