@@ -36,6 +36,10 @@ def is_of_environments(pod: Object) -> bool:
     return bool(pod["metadata"]["labels"].get(names.LABEL_ROLE) == names.Role.ENVIRONMENT)
 
 
+def _container(restarts: int, **more: Any) -> Object:
+    return {"name": names.CONTAINER, "restartCount": restarts, "state": {"running": {}}, **more}
+
+
 class SimulatedCluster:
     """`clock` gives the seconds since START. `room`: most pods that have a node at the same time."""
 
@@ -111,13 +115,11 @@ class SimulatedCluster:
             elif "deletionTimestamp" in pod["metadata"]:
                 self.store.remove("Pod", NAMESPACE, pod["metadata"]["name"])
             elif others:
-                restarts = pod["status"].get("restarts", 0)
-                running = {"name": names.CONTAINER, "restartCount": restarts, "state": {"running": {}}}
+                running = _container(pod["status"].get("restarts", 0))
                 ready = () if pod["status"].get("sick") else _READY
                 self.store.edit(pod, status={"containerStatuses": [running], "conditions": ready})
             elif not pod["status"].get("containerStatuses"):
-                running = {"name": names.CONTAINER, "restartCount": 0, "state": {"running": {}}}
-                began = {"containerStatuses": [running], "attempt": self._contract(pod), "over": False}
+                began = {"containerStatuses": [_container(0)], "attempt": self._contract(pod), "over": False}
                 self.store.edit(pod, status=began | {"conditions": _READY})
             elif pod["status"].get("killed"):
                 self.end_container(pod, ExitCode.RANK_FAILED, "LauncherDied")
@@ -170,12 +172,7 @@ class SimulatedCluster:
             outcome = Outcome(attempt=attempt, exit_code=ExitCode(exit_code), reason=reason, message=f"said {reason}")
             said = outcome.to_message()
         ended = {"exitCode": exit_code, "message": said, "finishedAt": self.store.time()}
-        held = {
-            "name": names.CONTAINER,
-            "restartCount": 1 + bool(pod["status"].get("killed")),
-            "state": {"running": {}},
-            "lastState": {"terminated": ended},
-        }
+        held = _container(1 + bool(pod["status"].get("killed")), lastState={"terminated": ended})
         not_ready = [{"type": "Ready", "status": "False"}]
         ends = {"containerStatuses": [held], "conditions": not_ready, "over": True, "killed": killed}
         self.store.edit(pod, status=ends)
@@ -228,6 +225,6 @@ class SimulatedCluster:
         self.store.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}, "status": {}})
 
     def _put_node(self, name: str) -> None:
-        since = self.lost.get(name)
-        ready = {"type": "Ready", "status": "Unknown" if since else "True", "lastTransitionTime": self.store.time()}
+        status = "Unknown" if name in self.lost else "True"
+        ready = {"type": "Ready", "status": status, "lastTransitionTime": self.store.time()}
         self.store.put({"kind": "Node", "metadata": {"name": name}, "status": {"conditions": [ready]}})

@@ -15,6 +15,7 @@ from support.control_plane.jobs import NOW, observed, pod, world
 from support.control_plane.passes import SERVER, A, B, Case, all_ready, failed
 
 HOLD = "example.com/hold"
+HELD = {"deletionTimestamp": rfc3339(NOW), "finalizers": [HOLD]}
 
 
 def test_the_first_pass_accepts_the_job_and_begins_attempt_0() -> None:
@@ -25,9 +26,7 @@ def test_the_first_pass_accepts_the_job_and_begins_attempt_0() -> None:
     assert [e.reason for e in first.events] == ["Accepted", "RestartsFromStepZero"]
 
 
-def _made(
-    kind: str, name: str, owner: tuple[str, str, str] | None, job: str = "earlier", **more: Any
-) -> dict[str, Any]:
+def _made(kind: str, name: str, owner: tuple[str, ...] | None, job: str = "earlier", **more: Any) -> dict[str, Any]:
     """Return an object of a job called job. `owner`: kind, name and UID."""
     refs = [{"kind": owner[0], "name": owner[1], "uid": owner[2], "controller": True}] if owner else []
     labels = {LABEL_JOB: "job", LABEL_JOB_UID: job}
@@ -35,13 +34,8 @@ def _made(
 
 
 def _seen(pods: list[dict[str, Any]], others: list[dict[str, Any]], members: Collection[str] = ()) -> Observed:
-    return observe(
-        "uid",
-        pods=read_pods(pods),
-        others=[(owner_of(one), read_child(one["kind"], one)) for one in others],
-        members=members,
-        gone_sets=["earlier-set"],
-    )
+    owned = [(owner_of(one), read_child(one["kind"], one)) for one in others]
+    return observe("uid", pods=read_pods(pods), others=owned, members=members, gone_sets=["earlier-set"])
 
 
 def test_what_an_earlier_job_of_the_name_abandoned_is_deleted() -> None:
@@ -55,9 +49,7 @@ def test_what_an_earlier_job_of_the_name_abandoned_is_deleted() -> None:
         ],
         others=[
             _made("Service", "left", ("GRPOJob", "job", "earlier")),
-            _made(
-                "ConfigMap", "ending", ("GRPOJob", "job", "earlier"), deletionTimestamp=rfc3339(NOW), finalizers=[HOLD]
-            ),
+            _made("ConfigMap", "ending", ("GRPOJob", "job", "earlier"), **HELD),
             _made("ConfigMap", "orphan", None),
             _made("StatefulSet", "of-another", ("GRPOJob", "other", "earlier")),
         ],
@@ -94,7 +86,7 @@ def test_a_job_owns_what_its_uid_controls_and_labels_say_nothing() -> None:
 def test_a_child_that_a_finalizer_holds_is_named() -> None:
     case, pods = all_ready()
     ours = ("GRPOJob", "job", "uid")
-    held = _seen([], [_made("ConfigMap", "job-7", ours, deletionTimestamp=rfc3339(NOW), finalizers=[HOLD])]).children
+    held = _seen([], [_made("ConfigMap", "job-7", ours, **HELD)]).children
     said = find(case.see(*pods, children=held).status, Condition.RUNNING)
     assert (said.status, said.reason) == ("True", "AllRanksRunning")
     assert f"; ConfigMap job-7 was deleted, and its finalizers hold it ({HOLD})" in said.message

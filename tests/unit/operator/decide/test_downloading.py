@@ -71,9 +71,8 @@ def test_nothing_of_the_job_asks_for_gpus_until_the_model_is_there() -> None:
     case.downloader = pod("job-download-x", role="download", controller="j")
     waits = case.look(at=5, said="downloads tiny: 1.50 of 9.00 GB")
     assert (waits.status.phase, waits.status.summary.reason, waits.download.create) == ("Pending", "Downloading", False)
-    assert waits.status.summary.message == (
-        "no GPU is asked for yet; pod job-download-x: downloads tiny: 1.50 of 9.00 GB"
-    )
+    said = "no GPU is asked for yet; pod job-download-x: downloads tiny: 1.50 of 9.00 GB"
+    assert waits.status.summary.message == said
     case.made("Complete")
     begun = case.look(at=60)
     assert (begun.status.attempt, begun.mode, begun.download.removals) == (0, Mode.RUN, (case.child,))
@@ -117,10 +116,8 @@ def test_a_try_that_fails_waits_as_a_restart_does_counts_nothing_and_says_when_t
         waits.append(seconds_between(after(NOW, now), tries.retry_time))
         assert not failed.download, "its pod's log can be read until then"
         assert case.message(Condition.SCHEDULED).startswith("no GPU is asked for yet; failed ")
-        assert (
-            f"tried again at {rfc3339(tries.retry_time)}: download pod job-download-x on node"
-            in case.status.summary.message
-        )
+        said = f"tried again at {rfc3339(tries.retry_time)}: download pod job-download-x on node"
+        assert said in case.status.summary.message
         assert ("Warning", "DownloadFailed") in [(one.type, one.reason) for one in failed.events]
         assert case.look(at=now + 1).events == ()
         assert failed.requeue_after <= waits[-1]

@@ -136,9 +136,8 @@ def test_an_elastic_engine_that_fails_again_and_again_is_replaced_ever_later_and
         assert "the job does not need it" in plan.events[0].message
         assert ("on other nodes than node if possible" in plan.events[0].message) == (number > 0)
         due = next(one.replace_time for one in case.status.members if one.pod == "job-gen-1")
-        assert f"job-gen-1 on node node: EngineDied: said EngineDied; it is replaced at {rfc3339(due)}" in case.message(
-            Condition.RUNNING
-        )
+        said = f"job-gen-1 on node node: EngineDied: said EngineDied; it is replaced at {rfc3339(due)}"
+        assert said in case.message(Condition.RUNNING)
         waits.append(seconds_between(after(NOW, at), due))
         assert case.last.requeue_after <= waits[-1]
         at += round(waits[-1])

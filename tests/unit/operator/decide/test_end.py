@@ -105,10 +105,8 @@ def test_the_checkpoint_that_ranks_save_after_a_deadline_is_recorded() -> None:
     stopped = replace(stopped, endings=(replace(stopped.endings[0], progress=saved),))
     case.see(stopped, pods[1], at=111)
     assert (case.status.checkpoint, case.status.progress.step) == ("checkpoints/step-7", 7)
-    assert {member.pod: member.outcome and member.outcome.reason for member in case.status.members} == {
-        A: "Stopped",
-        B: None,
-    }
+    ends = {member.pod: member.outcome and member.outcome.reason for member in case.status.members}
+    assert ends == {A: "Stopped", B: None}
 
 
 def test_an_ended_job_is_deleted_after_its_time_to_live() -> None:

@@ -51,11 +51,8 @@ def test_a_lost_peer_whose_node_turns_out_to_be_lost_is_not_counted_after_all() 
     silent = replace(silent, deletion_time=after(NOW, 400))
     assert (case.status.last_failure.reason, case.status.restarts.counted) == ("PeerLost", 1)
     case.see(silent, at=110, lost_nodes={"node": after(NOW, 45)})
-    assert (case.status.last_failure.reason, case.status.restarts.counted, case.status.restarts.total) == (
-        "NodeLost",
-        0,
-        1,
-    )
+    restarts = case.status.restarts
+    assert (case.status.last_failure.reason, restarts.counted, restarts.total) == ("NodeLost", 0, 1)
     again = case.see(silent, at=112, lost_nodes={"node": after(NOW, 45)})
     assert again.status.restarts.counted == 0
     assert not again.events

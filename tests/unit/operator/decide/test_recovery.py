@@ -153,9 +153,8 @@ def test_an_exception_that_comes_again_at_the_same_step_ends_the_job_and_is_name
     assert (case.status.phase, case.status.summary.reason) == ("Failed", "RepeatedFailure")
     assert case.status.last_failure.reason == "RepeatedFailure"
     assert "KeyError: 'answer'" in case.message(Condition.FAILED)
-    assert "repeated: the attempt before ended with the same exception at the same step" in case.message(
-        Condition.FAILED
-    )
+    said = "repeated: the attempt before ended with the same exception at the same step"
+    assert said in case.message(Condition.FAILED)
     assert case.status.restarts.total == 1
 
 

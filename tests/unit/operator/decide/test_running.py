@@ -179,9 +179,8 @@ def test_pods_that_a_kubelet_refuses_are_waited_for_until_it_admits_one(reason: 
         case.see(pod(A), pod(B, uid=f"b-{at}", node=None), at=at)
         case.see(pod(A), _refused(B, f"b-{at}", reason), at=at + 1)
         assert (case.status.phase, case.status.attempt, case.status.restarts.total) == ("Starting", 0, 0)
-        assert "pod job-b-0 on node node: its kubelet refuses it, and its StatefulSet creates another one: " in (
-            case.message(Condition.RUNNING)
-        )
+        said = "pod job-b-0 on node node: its kubelet refuses it, and its StatefulSet creates another one: "
+        assert said in case.message(Condition.RUNNING)
         assert "no healthy devices" in case.message(Condition.RUNNING)
         case.see(pod(A), at=at + 2, gone={f"b-{at}": _refused(B, f"b-{at}", reason)})
         assert (case.status.phase, case.status.last_failure) == ("Pending", None)

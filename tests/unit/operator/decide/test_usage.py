@@ -83,6 +83,11 @@ class World:
         self.begin_all()
         self.look()
 
+    def lose_all(self) -> None:
+        """All pods are gone, and the operator has a pass."""
+        self.remove_all()
+        self.look()
+
     def look(self, *, dies: bool = False) -> GRPOJobStatus:
         """The operator has a pass; if it `dies`, before it writes, and with all that it remembers."""
         there = [pod for pod in self.pods.values() if pod.outcome is None]
@@ -150,8 +155,7 @@ def test_an_attempt_that_fails_loses_what_it_did_since_its_checkpoint() -> None:
     assert at.status.phase == "Restarting"
     assert at.bill["lost"] == 0, "it may still save"
     at.tick(5)
-    at.remove_all()
-    at.look()
+    at.lose_all()
     # 30 s of all until the failure and 10 s of two until the end are lost, 5 s of one were idle
     assert at.shows(held=525, loading=300, training=90, sampling=60, waiting=30, lost=40, idle=5)
     at.begin_attempt()
@@ -159,8 +163,7 @@ def test_an_attempt_that_fails_loses_what_it_did_since_its_checkpoint() -> None:
     at.report("Loading")
     at.end("job-b-0", ExitCode.RANK_FAILED)
     at.look()
-    at.remove_all()
-    at.look()
+    at.lose_all()
     assert at.bill["lost"] == 100, "an attempt without a checkpoint loses also its loading"
     assert at.bill["held"] == at.truth
 
@@ -175,8 +178,7 @@ def test_a_job_that_completes_loses_nothing_and_its_pods_count_until_they_are_go
     at.look()
     assert at.status.phase == "Succeeded"
     at.tick(30)
-    at.remove_all()
-    at.look()
+    at.lose_all()
     assert at.shows(held=606, loading=300, training=100, sampling=80, waiting=30, idle=96)
     assert at.truth == 606
     assert not at.status.usage.attempt
@@ -188,8 +190,7 @@ def test_without_a_claim_every_restart_loses_everything() -> None:
     at.tell("Training", 10, 10, training=60.0, sampling=60.0, waiting=30.0)
     at.end("job-b-0", ExitCode.RANK_FAILED)
     at.look()
-    at.remove_all()
-    at.look()
+    at.lose_all()
     assert at.shows(held=450, lost=450)
 
 
@@ -257,8 +258,7 @@ def test_no_moment_counts_twice_however_often_the_clock_jumps() -> None:
         at.skew = 0
         at.look()
     at.tick(7)
-    at.remove_all()
-    at.look()
+    at.lose_all()
     assert at.bill["held"] == at.truth == 471
 
 
@@ -336,7 +336,6 @@ def test_parts_add_up_to_what_was_held_whatever_happens(
         assert bill["idle"] >= before["idle"]
         ahead = max(ahead, at.skew)
         assert bill["held"] <= at.truth + ahead * at.begun, "of no pod does a moment count twice"
-    at.remove_all()
-    at.look()
+    at.lose_all()
     if honest:
         assert at.bill["held"] == at.truth
