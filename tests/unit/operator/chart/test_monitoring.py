@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from grpo_operator.api import names
 from support.control_plane.chart import render
 from support.control_plane.jobs import job, pod_templates
@@ -55,11 +53,6 @@ def test_the_network_policy_allows_scrapes_if_metrics_are_enabled() -> None:
 
     assert ports() == ["health"]
     assert ports("--set", "metrics.enabled=true") == ["health", "metrics"]
-
-
-def test_a_monitor_of_an_operator_without_metrics_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"metrics\.serviceMonitor\.enabled needs metrics\.enabled"):
-        render("--set", "metrics.serviceMonitor.enabled=true")
 
 
 def test_alerts_link_to_the_pages_that_the_values_name() -> None:

@@ -106,9 +106,16 @@ def test_a_wrong_value_is_refused(value: str) -> None:
         render("--set", value)
 
 
-def test_the_port_of_the_probes_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"metrics.port: 8080 serves the probes; choose another port"):
-        render("--set", "metrics.port=8080")
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("metrics.port=8080", "metrics.port: 8080 serves the probes; choose another port"),
+        ("metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.enabled needs metrics.enabled"),
+    ],
+)
+def test_what_does_not_go_with_other_values_is_refused_by_name(value: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        render("--set", value)
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -56,10 +56,14 @@ def test_an_export_is_recorded_although_no_step_follows_it_and_outlives_the_atte
     assert case.see(*pods, progress=last, at=40).status.export.bytes == 270
 
 
-def test_progress_is_written_on_a_new_step_and_not_too_often() -> None:
-    def at(step: int) -> Progress:
-        return Progress(step=step, total_steps=40, reward=0.123456, advice=f"advice after {step} steps")
+def at(step: int, *reasons: str) -> Progress:
+    """Return what rank 0 reports after a step, with a warning for each reason."""
+    warnings = tuple(RunWarning(reason=reason, message=f"{reason} at {step}") for reason in reasons)
+    more = {"reward": 0.123456, "advice": f"advice after {step} steps", "checkpoint": f"step-{step}"}
+    return Progress(step=step, total_steps=40, warnings=warnings, **more)
 
+
+def test_progress_is_written_on_a_new_step_and_not_too_often() -> None:
     case, pods = all_ready()
     assert case.see(*pods, progress=at(1)).status.summary.step == "1/40"
     assert case.see(*pods, progress=at(2), at=9).status.progress.step == 1
@@ -70,10 +74,6 @@ def test_progress_is_written_on_a_new_step_and_not_too_often() -> None:
 
 
 def test_a_warning_of_rank_0_becomes_a_condition_and_one_event_and_outlives_the_job() -> None:
-    def at(step: int, *reasons: str) -> Progress:
-        warnings = tuple(RunWarning(reason=reason, message=f"{reason} at {step}") for reason in reasons)
-        return Progress(step=step, total_steps=40, warnings=warnings)
-
     case, pods = all_ready()
     said = []
     for number, reasons in enumerate([(), ("CompletionsCut",), ("CompletionsCut", "ZeroGradient"), (), ("NotFinite",)]):
@@ -87,18 +87,15 @@ def test_a_warning_of_rank_0_becomes_a_condition_and_one_event_and_outlives_the_
 
 
 def test_progress_may_be_written_later_but_not_the_first_and_not_a_warning() -> None:
-    def at(step: int, *warnings: RunWarning) -> Progress:
-        return Progress(step=step, total_steps=40, warnings=warnings, checkpoint=f"step-{step}")
-
     case, pods = all_ready()
     running = case.status
     first = case.see(*pods, progress=at(1)).status
     second = case.see(*pods, progress=at(2), at=20).status
     assert (news(running, first), news(first, second)) == (News.URGENT, News.PROGRESS)
-    warned = case.see(*pods, progress=at(3, RunWarning(reason="NotFinite", message="nan at 3")), at=40).status
-    still = case.see(*pods, progress=at(4, RunWarning(reason="NotFinite", message="nan at 4")), at=60).status
+    warned = case.see(*pods, progress=at(3, "NotFinite"), at=40).status
+    still = case.see(*pods, progress=at(4, "NotFinite"), at=60).status
     assert (news(second, warned), news(warned, still)) == (News.URGENT, News.PROGRESS)
-    other = case.see(*pods, progress=at(5, RunWarning(reason="CompletionsCut", message="cut")), at=80).status
+    other = case.see(*pods, progress=at(5, "CompletionsCut"), at=80).status
     assert (news(still, other), news(other, case.see(*pods, progress=at(6), at=99).status)) == (News.URGENT,) * 2
     assert news(first, case.see(pod(A, outcome=ended(1)), pods[1], progress=at(9), at=120).status) == News.URGENT
 
@@ -113,17 +110,17 @@ def test_only_what_ends_or_begins_an_attempt_or_deletes_is_looked_at_again() -> 
 
 
 def test_evaluations_are_shown_and_say_why_the_training_ended_early() -> None:
-    def at(step: int, stops: bool = False) -> Progress:
+    def evaluated(step: int, stops: bool = False) -> Progress:
         said = EvaluationProgress(
             step=step, metric="eval/reward", value=0.5, best_step=0, best=0.7123456789, stops=stops
         )
         return Progress(step=7, total_steps=40, evaluation=said)
 
     case, pods = all_ready()
-    status = case.see(*pods, progress=at(0)).status
+    status = case.see(*pods, progress=evaluated(0)).status
     assert status.summary.best == "0.712@0"
     assert (status.evaluation.best_metric, status.evaluation.value) == (0.712346, 0.5)
-    assert case.see(*pods, progress=at(7, stops=True), at=20).status.evaluation.step == 7, "the step is the same"
+    assert case.see(*pods, progress=evaluated(7, stops=True), at=20).status.evaluation.step == 7, "the step is the same"
     case.see(*(pod(name, uid=f"{name}-0", outcome=ended(0)) for name in (A, B)), at=100)
     assert "finished after 7 steps, because eval/reward was best after step 0" in case.message(Condition.COMPLETE)
 

@@ -49,14 +49,7 @@ def test_the_pods_of_the_contract_are_those_of_the_statefulsets(shape: list[tupl
     assert pods == {member.pod: str(member.gpus) for member in topology.members}
 
 
-def test_every_child_is_owned_and_labelled() -> None:
-    for child in manifests(*world(), 0):
-        assert child["metadata"]["ownerReferences"][0]["uid"] == "uid"
-        assert child["metadata"]["labels"][names.LABEL_JOB_UID] == "uid"
-        json.dumps(child)
-
-
-def test_labels_and_annotations_of_the_user_are_on_every_child_and_the_operators_win() -> None:
+def test_every_child_is_owned_and_has_the_labels_and_annotations_of_the_user_but_the_operators_win() -> None:
     labels = {"team": "x", "tier": "all", names.LABEL_JOB_UID: "mine"}
     made = job(
         commonLabels=labels,
@@ -67,6 +60,8 @@ def test_labels_and_annotations_of_the_user_are_on_every_child_and_the_operators
     for child in [*others, group]:
         assert child["metadata"]["labels"].items() >= {"team": "x", "tier": "all", names.LABEL_JOB_UID: "uid"}.items()
         assert child["metadata"]["annotations"] == {"owner": "me"}
+        assert child["metadata"]["ownerReferences"][0]["uid"] == "uid"
+        json.dumps(child)
     pod = group["spec"]["template"]["metadata"]
     assert pod["labels"].items() >= {"team": "x", "tier": "pod", names.LABEL_JOB_UID: "uid"}.items()
     assert pod["annotations"] == {"owner": "me", "port": "1"}
