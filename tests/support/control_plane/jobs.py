@@ -10,7 +10,7 @@ import yaml
 from grpo_operator.api import names
 from grpo_operator.api.spec import parse_spec
 from grpo_operator.api.status import MemberOutcome
-from grpo_operator.decide.observe import Observed
+from grpo_operator.decide.observe import Child, Observed, read_child
 from grpo_operator.decide.observed_pod import Ending, ObservedPod, read_pod
 from grpo_operator.layout.job import Job
 from grpo_operator.layout.manifests import manifests
@@ -56,6 +56,12 @@ def pod_as_read(
         status["containerStatuses"] = [{"name": names.CONTAINER, **container}]
     known = {"name": name, "uid": f"{name}-0", "labels": {names.LABEL_ATTEMPT: "0"}}
     return read_pod({"metadata": known | (metadata or {}), "spec": {"nodeName": "node"}, "status": status})
+
+
+def a_set(name: str, role: str = "trainer", replicas: int = 1) -> Child:
+    """Return a StatefulSet."""
+    metadata = {"name": name, "uid": name, "labels": {names.LABEL_ROLE: role}}
+    return read_child("StatefulSet", {"metadata": metadata, "spec": {"replicas": replicas}})
 
 
 def ended(exit_code: int, reason: str = "Done", at: datetime = NOW) -> MemberOutcome:

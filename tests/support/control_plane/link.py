@@ -1,7 +1,6 @@
 """A TCP connection to the API server that can be frozen and cut."""
 
 import asyncio
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -29,9 +28,7 @@ class Link:
         self.api = client.ApiClient(configuration)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.api.close()
         self._server.close()
         self._open.set()

@@ -69,9 +69,9 @@ class Case:
         self.job, self.topology = world(**spec)
 
 
-def all_ready(**spec: Any) -> tuple[Case, list[ObservedPod]]:
-    """Return a job whose pods are all ready, and the pods."""
-    case = Case(**spec)
+def all_ready(kind: type[Case] = Case, /, **spec: Any) -> tuple[Any, list[ObservedPod]]:
+    """Return a job, of this class, whose pods are all ready, and the pods."""
+    case = kind(**spec)
     return case, case.see_all_ready()
 
 

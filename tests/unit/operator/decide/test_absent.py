@@ -9,19 +9,13 @@ from grpo_operator.api.names import Condition
 from grpo_operator.api.times import after, rfc3339
 from grpo_operator.decide.absent import Missing, explain, explain_unprepared, find_missing, find_unprepared, waiting_for
 from grpo_operator.decide.conditions import find
-from grpo_operator.decide.observe import Child, read_child
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.second_look import News, news
 from grpo_spec.reasons import Reason
-from support.control_plane.jobs import NOW, observed, pod, pod_as_read
+from support.control_plane.jobs import NOW, a_set, observed, pod, pod_as_read
 from support.control_plane.passes import A, B, Case
 
 REFUSED = Reason.CHILD_REFUSED, f"the cluster refuses pod {B}, and is asked again: said"
-
-
-def a_set(name: str, replicas: int = 1) -> Child:
-    """Return a StatefulSet."""
-    return read_child("StatefulSet", {"metadata": {"name": name, "uid": name}, "spec": {"replicas": replicas}})
 
 
 def event(note: str, at: str = NOW, **more: Any) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from grpo_operator.decide.plan import Mode, Obstacle, Plan
 from grpo_operator.decide.queueing import find_steps
 from grpo_operator.layout.topology import plan_topology
 from grpo_operator.passes.children import groups_to_stop
-from support.control_plane.jobs import NOW, ended, job, observed, pod, spec
-from support.control_plane.passes import SERVER, A, Case, failed
+from support.control_plane.jobs import NOW, a_set, ended, job, observed, pod, spec
+from support.control_plane.passes import SERVER, A, Case, all_ready, failed
 
 ENVIRONMENTS: dict[str, Any] = {
     "environments": [{"name": "wordle", "factory": "m:Wordle"}, {"name": "sql", "factory": "m:Sql"}],
@@ -105,8 +105,7 @@ def test_other_ends_of_them_are_waited_for(ending: Ending) -> None:
 
 
 def test_what_they_do_while_it_runs_is_said_and_ends_nothing() -> None:
-    case = Environments(failurePolicy={"maxRestarts": 0})
-    running = case.see_all_ready()
+    case, running = all_ready(Environments, failurePolicy={"maxRestarts": 0})
     assert case.message(Condition.RUNNING) == "all 2 pods are ready, and 3 of 3 environment pods"
     died = Ending(ended(1, "Error"))
     looping = "CrashLoopBackOff: back-off 40s restarting failed container"
@@ -134,8 +133,7 @@ def test_pods_of_the_attempt_are_not_taken_back_once_there_are_some() -> None:
 
 
 def test_they_stay_while_one_attempt_follows_another_and_the_next_one_waits_for_them_again() -> None:
-    case = Environments()
-    case.see_all_ready()
+    case, _ = all_ready(Environments)
     case.see(failed(A), at=10)
     assert (case.status.phase, case.last.mode) == ("Restarting", Mode.ENVIRONMENTS_ONLY)
     case.boxes = [box(each.name, ready=False) for each in case.boxes]
@@ -145,16 +143,14 @@ def test_they_stay_while_one_attempt_follows_another_and_the_next_one_waits_for_
 
 
 def test_a_job_that_is_refused_between_attempts_keeps_none() -> None:
-    case = Environments()
-    case.see_all_ready()
+    case, _ = all_ready(Environments)
     case.see(failed(A), at=10)
     assert case.see(at=100, obstacle=Obstacle("ClaimNotFound", "no claim")).mode == Mode.STOPPED
 
 
 @pytest.mark.parametrize("ends", ["suspended", "complete"])
 def test_they_end_after_the_trainer_pods(ends: str) -> None:
-    case = Environments()
-    running = case.see_all_ready()
+    case, running = all_ready(Environments)
     if ends == "complete":
         done = [replace(each, endings=(Ending(ended(0), 0),)) for each in running]
         assert (case.see(*done, at=10).mode, case.status.phase) == (Mode.STOPPED, "Succeeded")
@@ -170,31 +166,20 @@ def test_they_end_after_the_trainer_pods(ends: str) -> None:
     assert case.message(Condition.SUSPENDED).startswith("no pod is left")
 
 
-def _set(name: str, role: str, replicas: int = 2) -> Any:
-    labels = {names.LABEL_ROLE: role}
-    metadata = {"name": name, "uid": name, "labels": labels}
-    return read_child("StatefulSet", {"metadata": metadata, "spec": {"replicas": replicas}})
-
-
 @pytest.mark.parametrize(
     ("mode", "stopped"),
     [(Mode.STOPPED, "abc"), (Mode.ENVIRONMENTS_ONLY, "ab"), (Mode.ENGINES_ONLY, "a"), (Mode.RUN, ""), (Mode.KEEP, "")],
 )
 def test_each_mode_stops_the_groups_of_some_roles(mode: Mode, stopped: str) -> None:
-    children = [_set("a", "trainer"), _set("b", "generation"), _set("c", "environment"), _set("d", "trainer", 0)]
+    children = [a_set("a", "trainer"), a_set("b", "generation"), a_set("c", "environment"), a_set("d", "trainer", 0)]
     assert "".join(child.name for child in groups_to_stop(children, mode)) == stopped
 
 
 def test_they_are_told_from_pods_of_attempts_by_their_role() -> None:
-    raw = {
-        "metadata": {
-            "name": "job-boxes-0",
-            "uid": "1",
-            "labels": {names.LABEL_ROLE: "environment", names.LABEL_JOB_UID: "uid"},
-            "ownerReferences": [{"controller": True, "uid": "set", "kind": "StatefulSet", "name": "job-boxes"}],
-        }
-    }
-    seen = observe("uid", pods=read_pods([raw]), others=[("uid", _set("set", "environment"))])
+    labels = {names.LABEL_ROLE: "environment", names.LABEL_JOB_UID: "uid"}
+    owner = {"controller": True, "uid": "set", "kind": "StatefulSet", "name": "job-boxes"}
+    metadata = {"name": "job-boxes-0", "uid": "1", "labels": labels, "ownerReferences": [owner]}
+    seen = observe("uid", pods=read_pods([{"metadata": metadata}]), others=[("uid", a_set("set", "environment"))])
     assert (list(seen.pods), list(seen.environment_pods)) == ([], ["job-boxes-0"])
     assert find_left(seen, NOW) == {"job-boxes-0": ""}
     assert find_left(seen, NOW, of_attempts=True) == {}
@@ -202,15 +187,14 @@ def test_they_are_told_from_pods_of_attempts_by_their_role() -> None:
 
 def test_one_that_the_cluster_refuses_is_asked_about_after_those_of_the_attempt() -> None:
     case = Environments()
-    seen = observed(children=(_set("job-boxes", "environment"),))
+    seen = observed(children=(a_set("job-boxes", "environment"),))
     assert find_missing(case.status, case.topology, seen).pod == "job-boxes-0"
-    trainers = replace(seen, children=(_set("job-boxes", "environment"), _set("job-b", "trainer")))
+    trainers = replace(seen, children=(*seen.children, a_set("job-b", "trainer")))
     assert find_missing(case.status, case.topology, trainers).pod == "job-b-0"
 
 
 def test_one_that_no_kubelet_ends_is_deleted_by_force_and_no_other() -> None:
-    case = Environments()
-    case.see_all_ready()
+    case, _ = all_ready(Environments)
     stuck = box("job-boxes-0", deletion_time=NOW)
     seen = observed(lost_nodes={"node": NOW}, environment_pods={stuck.name: stuck, "x": box("x")})
     (deletion,) = find_deletions(case.job, case.status, seen, after(NOW, 1000))
@@ -218,13 +202,11 @@ def test_one_that_no_kubelet_ends_is_deleted_by_force_and_no_other() -> None:
 
 
 def test_quota_is_given_back_only_when_they_are_gone() -> None:
-    case = Environments()
-    case.see_all_ready()
+    case, _ = all_ready(Environments)
     case.edit(suspend=True, **ENVIRONMENTS)
     case.see(at=10)
-    workload = read_child(
-        names.QUEUE_KIND, {"metadata": {"name": "w", "uid": "w", "resourceVersion": "1"}, "spec": {}, "status": {}}
-    )
+    metadata = {"name": "w", "uid": "w", "resourceVersion": "1"}
+    workload = read_child(names.QUEUE_KIND, {"metadata": metadata, "spec": {}, "status": {}})
     left = observed(children=(workload,), environment_pods={"x": box("x")}, has_queues=True)
     assert find_steps(case.job, case.topology, case.status, left, NOW, refused=False).removals == ()
     gone = replace(left, environment_pods={})
@@ -232,8 +214,7 @@ def test_quota_is_given_back_only_when_they_are_gone() -> None:
 
 
 def test_a_job_whose_spec_is_not_understood_keeps_them() -> None:
-    case = Environments()
-    case.see_all_ready()
+    case, _ = all_ready(Environments)
     stored = read_spec(spec(trainer=7, **ENVIRONMENTS), case.status)
     assert stored.fault is not None
     assert plan_topology(replace(job(), spec=stored.spec)).environment_pods == case.topology.environment_pods
