@@ -12,6 +12,7 @@ import psutil
 import pytest
 import yaml
 from benchmarks.common.runs import about
+from benchmarks.generation import ngrams
 from benchmarks.training import calculator_kills
 
 from grpo_operator.api.spec import parse_spec
@@ -188,3 +189,14 @@ def test_the_calculator_whose_pods_are_killed_is_the_example_with_pods_that_begi
     assert contract.restart_engines
     assert [group.name for group in topology.environment_groups] == ["calculators"]
     assert contract.config.training.max_steps == contract.config.evaluation.every_steps == 16
+
+
+def test_drafts_by_n_grams_are_accepted_as_far_as_the_sampled_text_goes() -> None:
+    repeats, once = [1, 2, 3, 4] * 4, list(range(50, 66))
+    # A pass yields two drafted tokens and one of the model.
+    assert ngrams.replay(repeats, repeats, 2) == ngrams.Passes(tokens=16, passes=6)
+    assert ngrams.replay(repeats, once, 2) == ngrams.Passes(tokens=16, passes=16)
+    assert ngrams.replay(repeats, [*once, *repeats], 2, begin=16).tokens == 16
+    # Ten passes; in the last six at most one completion runs, and each yields two tokens: 7 of 10 are left.
+    assert ngrams.speedup([4, 10], 1, 2.0, share=1.0) == pytest.approx(10 / 7)
+    assert ngrams.speedup([4, 10], 1, 2.0, share=0.5) == pytest.approx(1 / 0.85)
