@@ -68,9 +68,11 @@ def read_training(job: Object, status: GRPOJobStatus, report: LauncherReport, *,
     newest: Any = live or known
     times = [row["step_time"] for row in report.metrics if row.get("step_time") is not None]
     seconds = (live and live.step_seconds) or (statistics.median(times) if times else newest.metrics.get("step_time"))
-    left = newest.total_steps - newest.step
+    # A launcher that has exited told of more steps than the operator has written yet.
+    step = newest.step if live or not report.metrics else max(newest.step, report.metrics[-1]["step"] + 1)
+    left = newest.total_steps - step
     return Training(
-        step=newest.step,
+        step=step,
         total_steps=newest.total_steps,
         step_seconds=seconds,
         eta_seconds=left * seconds if is_running and seconds else None,

@@ -40,6 +40,7 @@ _ATOMICALLY = {"x-kubernetes-map-type": "atomic"}
 
 _COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
+    ("Reason", "string", ".status.summary.reason", 0),
     ("Step", "string", ".status.summary.step", 0),
     ("Reward", "string", ".status.summary.reward", 0),
     ("Trainer", "string", ".status.summary.trainer", 0),
@@ -48,7 +49,6 @@ _COLUMNS = (
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Environments", "string", ".status.summary.environments", 1),
     ("Best", "string", ".status.summary.best", 1),
-    ("Reason", "string", ".status.summary.reason", 1),
     ("Message", "string", ".status.summary.message", 1),
 )
 

@@ -382,3 +382,9 @@ def test_every_reason_of_a_failure_and_every_obstacle_has_a_cure() -> None:
     assert len(failures) > 15
     assert failures - CURES.keys() == set()
     assert CURES.keys() - set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set()
+
+
+def test_steps_do_not_go_back_while_a_launcher_that_told_of_them_is_gone() -> None:
+    told = view(job("Running", RUNNING, progress=PROGRESS), metrics=[{"step": 36, "reward": 0.5}]).training
+    unknown = view(job("Running", RUNNING, progress=PROGRESS)).training
+    assert (told.step, told.eta_seconds, unknown.step) == (37, 3 * 8.0, 12)

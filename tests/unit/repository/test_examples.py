@@ -22,6 +22,7 @@ from grpo_operator.decide.conditions import conclude, set_condition
 from grpo_operator.layout.contracts import make_contract
 from grpo_operator.layout.topology import plan_topology
 from grpo_spec.gpus import gpu_bytes
+from grpo_spec.reasons import Reason
 from grpo_spec.schema import dump
 from grpo_workload.capacity.plan import plan
 from grpo_workload.capacity.shapes import Models
@@ -190,7 +191,7 @@ def test_the_readme_shows_a_job_of_examples_and_what_kubectl_prints_for_it() -> 
     progress = ProgressStatus(step=12, total_steps=spec.training.max_steps, reward=0.641, time=NOW)
     status = GRPOJobStatus(groups=tuple(pods), progress=progress)
     for kind in (Condition.ACCEPTED, Condition.SCHEDULED, Condition.RUNNING):
-        status = set_condition(status, kind, True, "Fine", "", generation=1, now=NOW)
+        status = set_condition(status, kind, True, Reason.ALL_RANKS_RUNNING, "", generation=1, now=NOW)
     status = conclude(status, spec.generation.topology, generation=1, now=NOW)
     values = {"status": dump(status), "metadata": job["metadata"]}
     columns = [one for one in crd()["spec"]["versions"][0]["additionalPrinterColumns"] if not one.get("priority")]

@@ -25,6 +25,7 @@ attention.register()
 CONTEXT = SIZES["max_position_embeddings"]
 LENGTHS = (20, SHORT, SHORT + 1, 100)
 NOT_FLAT = {"full_attention": LONG_ROPE["rope_parameters"], "sliding_attention": {"rope_type": "default"}}
+PLAIN = {"topology": "Colocate", "engine": "Transformers"}
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}
 
 
@@ -88,7 +89,15 @@ def test_all_sequences_have_the_factors_of_the_longest_that_the_job_allows(max_m
         ("olmo3", {"rope_parameters": NOT_FLAT}, {"maxModelLen": SHORT + 1}, "the longrope of olmo3 beyond 48"),
         ("phi3", LONG_ROPE, {"maxModelLen": SHORT, "engineArgs": {"model-impl": "auto"}}, "engineArgs: model_impl"),
         ("llama", DYNAMIC, {"maxModelLen": CONTEXT + 1}, "maxModelLen: 257 .* 256 positions .*; up to 256 would work"),
+        (
+            "llama",
+            {},
+            PLAIN | {"maxModelLen": CONTEXT + 1},
+            "maxModelLen: 257 .* 256 positions .*; up to 256 would work",
+        ),
         # What those refusals advise:
+        ("llama", {}, PLAIN | {"maxModelLen": CONTEXT}, None),
+        ("llama", {}, {"maxModelLen": CONTEXT + 1}, None),  # vLLM says it
         ("glm", LONG_ROPE, {"maxModelLen": SHORT}, None),
         ("glm", LONG_ROPE | {"max_position_embeddings": SHORT}, {}, None),
         ("phi3", LONG_ROPE, {"maxModelLen": CONTEXT, "engineArgs": {"enforce_eager": True}}, None),

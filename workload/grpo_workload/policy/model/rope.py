@@ -40,6 +40,12 @@ def check_rope(model_config: Any, config: TrainerConfig) -> None:
             f"generation.maxModelLen: {length} is more than the {text.max_position_embeddings} positions of {source}, "
             f"beyond which vLLM does not scale its dynamic RoPE; up to {text.max_position_embeddings} would work"
         )
+    context, scales = getattr(text, "max_position_embeddings", None), {rope["rope_type"] for rope in _ropes(text)}
+    if generation.engine == "Transformers" and not scales - {"default"} and length > (context or math.inf):
+        raise ConfigError(  # vLLM refuses it by itself
+            f"generation.maxModelLen: {length} is more than the {context} positions that {source} has; up to {context} "
+            "would work"
+        )
     if (short := short_length(text)) is None:
         return
     if not length and text.max_position_embeddings > short:
