@@ -8,7 +8,7 @@ from typing import Any
 from grpo_spec.trainer import TrainerConfig
 
 
-def bare_settings(model: str, dtype: str, **sections: Any) -> TrainerConfig:
+def bare_settings(model: str, dtype: str, /, **sections: Any) -> TrainerConfig:
     """Return settings of a policy in the folder `model`; rows and rewards are named, as each job must, but not used."""
     unused = {"dataset": {"path": "unused"}, "rewards": [{"name": "unused", "stopped": {}}]}
     return TrainerConfig.model_validate({"model": {"path": model, "dtype": dtype}, **unused, **sections})
