@@ -9,7 +9,7 @@ DYING_SECONDS = 2.0
 """Time for a process to end after it has closed its socket, or got a signal."""
 _STACK_LINES = 8
 _CALLERS = ('"<', "/grpo_workload/", "/asyncio/", "/importlib/")
-"""What stands in the names of files that call users' code, and say nothing to users."""
+"""Parts of the names of files that call users' code, and say nothing to users."""
 
 
 def how_it_ended(code: int, memory_limit: str) -> str:
