@@ -97,14 +97,9 @@ def browser() -> Iterator[webdriver.Chrome]:
     packages.ensure(packages.BROWSER)
     options = webdriver.ChromeOptions()
     options.binary_location = str(packages.find("chromium"))
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1300,950",
-    ):
-        options.add_argument(argument)
+    arguments = "headless=new no-sandbox disable-gpu disable-dev-shm-usage window-size=1300,950"
+    for argument in arguments.split():
+        options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(packages.find("chromedriver")))
     yield driver

@@ -7,19 +7,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-SIZES = {
-    "hidden_size": 128,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = {"hidden_size": 128, "intermediate_size": 96, "vocab_size": 128, "max_position_embeddings": 256}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _FEW = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _GROUPS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1} | _EXPERTS
@@ -73,15 +63,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4_text": _MIXED | _PER_LAYER | {"final_logit_softcapping": 1.0},
     "gemma3n_text": _WINDOW
     | _PER_LAYER
-    | {
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "num_kv_shared_layers": 2,
-        "laurel_rank": 8,
-        "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
-        "intermediate_size": [96] * 4,
-        "final_logit_softcapping": 1.0,
-    },
+    | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+    | {"laurel_rank": 8, "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0], "intermediate_size": [96] * 4}
+    | {"final_logit_softcapping": 1.0},
     "ministral3": {"rope_parameters": _YARN, "max_position_embeddings": 2048},
     "nemotron": {},  # layers that do not pass the bounds of sequences on
     "stablelm": {},
@@ -115,14 +99,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "hy_v3": _EXPERTS
     | _SPARSE
-    | {
-        "num_experts": 4,
-        "num_shared_experts": 1,
-        "first_k_dense_replace": 1,
-        "expert_hidden_dim": 32,
-        "route_norm": True,
-        "qk_norm": True,
-    },
+    | {"num_experts": 4, "num_shared_experts": 1, "first_k_dense_replace": 1, "expert_hidden_dim": 32}
+    | {"route_norm": True, "qk_norm": True},
 }
 """Fields of each family's configuration besides `SIZES`: families whose sequences can be packed into micro-batches."""
 

@@ -16,38 +16,24 @@ SELECTOR = "training.grpo.dev/job=tiny"
 
 
 def _manifests(**spec: Any) -> str:
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "runs"},
-        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
-    }
-    job = {
-        "apiVersion": "training.grpo.dev/v1alpha1",
-        "kind": "GRPOJob",
-        "metadata": {"name": "tiny"},
-        "spec": {
-            "device": {"type": "cpu", "resourceName": "nvidia.com/gpu"},
-            "model": {"path": "/data/model", "dtype": "float32"},
-            "dataset": {"reasoningGym": {"dataset": "basic_arithmetic", "params": {"min_terms": 2, "max_terms": 2}}},
-            "rewards": [{"name": "stopped", "stopped": {}}],
-            "training": {
-                "promptsPerStep": 3,
-                "numGenerations": 4,
-                "maxSteps": 2,
-                "maxCompletionLength": 8,
-                "learningRate": 1e-3,
-            },
-            "generation": {"maxModelLen": 256, "kvCacheMemory": "16Mi", "engineArgs": {"enforce_eager": True}},
-            "trainer": {"groups": [{"name": "a", "gpus": 2}, {"name": "b", "gpus": 1}]},
-            "storage": {"claimName": "runs"},
-        }
-        | spec,
-    }
-    template = job["spec"].get("podTemplate", {})
+    shared = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs"}, "spec": shared}
+    training = {"promptsPerStep": 3, "numGenerations": 4, "maxSteps": 2, "maxCompletionLength": 8, "learningRate": 1e-3}
+    fields: dict[str, Any] = {
+        "device": {"type": "cpu", "resourceName": "nvidia.com/gpu"},
+        "model": {"path": "/data/model", "dtype": "float32"},
+        "dataset": {"reasoningGym": {"dataset": "basic_arithmetic", "params": {"min_terms": 2, "max_terms": 2}}},
+        "rewards": [{"name": "stopped", "stopped": {}}],
+        "training": training,
+        "generation": {"maxModelLen": 256, "kvCacheMemory": "16Mi", "engineArgs": {"enforce_eager": True}},
+        "trainer": {"groups": [{"name": "a", "gpus": 2}, {"name": "b", "gpus": 1}]},
+        "storage": {"claimName": "runs"},
+    } | spec
+    template = fields.get("podTemplate", {})
     quick = {"name": "TORCHDYNAMO_DISABLE", "value": "1"}  # as tests/conftest.py
-    job["spec"]["podTemplate"] = template | {"env": [*template.get("env", []), quick]}
-    return yaml.safe_dump_all([claim, job])
+    fields["podTemplate"] = template | {"env": [*template.get("env", []), quick]}
+    kind = {"apiVersion": "training.grpo.dev/v1alpha1", "kind": "GRPOJob"}
+    return yaml.safe_dump_all([claim, kind | {"metadata": {"name": "tiny"}, "spec": fields}])
 
 
 class JobOnCluster:
@@ -78,9 +64,8 @@ class JobOnCluster:
 
     def get_pod(self, name: str) -> dict[str, Any]:
         """Return a pod of the job, or {} while it does not exist."""
-        return next(
-            (p for p in json.loads(self("get", "pods", "-o", "json"))["items"] if p["metadata"]["name"] == name), {}
-        )
+        pods = json.loads(self("get", "pods", "-o", "json"))["items"]
+        return next((pod for pod in pods if pod["metadata"]["name"] == name), {})
 
     def conditions(self) -> dict[str, dict[str, Any]]:
         """Return the job's conditions by type."""

@@ -28,9 +28,8 @@ def check_surface(job: JobOnCluster) -> None:
     """Look at the job `tiny`, of one rank in each of two pods, as a person would."""
 
     def grpo(command: str, *args: str) -> str:
-        result = CliRunner().invoke(
-            main, [command, "tiny", *args, "--kubeconfig", str(job.kubeconfig), "-n", job.namespace]
-        )
+        at = ["--kubeconfig", str(job.kubeconfig), "-n", job.namespace]
+        result = CliRunner().invoke(main, [command, "tiny", *args, *at])
         assert result.exit_code == 0, result.output
         return result.stdout
 

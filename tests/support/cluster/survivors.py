@@ -43,23 +43,18 @@ class Survivor:
 
     def apply(self, **spec: Any) -> None:
         """Apply the job, with fields of `spec` in place of the defaults, and wait until it is Running."""
-        self.data = self.job.apply(
-            files={"chaos.py": REWARD, "slow": ""},
-            **{
-                "training": TRAINING,
-                "generation": {"topology": "Colocate", "engine": "Transformers"},
-                "rewards": REWARDS,
-                "trainer": {"groups": [{"name": "a", "gpus": 1}, {"name": "b", "gpus": 1}]},
-                "storage": {"claimName": "runs", "checkpointEverySteps": 5},
-                "podTemplate": {
-                    "env": [{"name": "PYTHONPATH", "value": "/data"}, {"name": "CHAOS_TOKEN", "value": SECRET}],
-                    "resources": {"limits": {"memory": "3Gi"}},
-                    "terminationGracePeriodSeconds": 30,
-                },
-                "failurePolicy": {"backoffSeconds": 0, "maxRestarts": 20},
-            }
-            | spec,
-        )
+        env = [{"name": "PYTHONPATH", "value": "/data"}, {"name": "CHAOS_TOKEN", "value": SECRET}]
+        limits = {"resources": {"limits": {"memory": "3Gi"}}, "terminationGracePeriodSeconds": 30}
+        defaults = {
+            "training": TRAINING,
+            "generation": {"topology": "Colocate", "engine": "Transformers"},
+            "rewards": REWARDS,
+            "trainer": {"groups": [{"name": "a", "gpus": 1}, {"name": "b", "gpus": 1}]},
+            "storage": {"claimName": "runs", "checkpointEverySteps": 5},
+            "podTemplate": {"env": env} | limits,
+            "failurePolicy": {"backoffSeconds": 0, "maxRestarts": 20},
+        }
+        self.data = self.job.apply(files={"chaos.py": REWARD, "slow": ""}, **defaults | spec)
         self.job.wait_for("Running", 600)
 
     def status(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from grpo_devcluster import binaries
 from support.cluster.jobs_on_cluster import JobOnCluster
@@ -18,6 +19,7 @@ PAGE = ROOT / "docs/tutorial.md"
 
 UNTIL_CTRL_C = "# until Ctrl-C"
 CUT = "..."
+PRINTED: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
 
 @dataclass
@@ -71,14 +73,7 @@ class Tutorial:
         found, _ = next(self._steps)
         typed, mark, _ = found.partition(UNTIL_CTRL_C)
         assert (typed.split(), bool(mark)) == (command.split(), True), found
-        return subprocess.Popen(
-            [*command.split(), *options],
-            cwd=self.folder,
-            env=self._env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return subprocess.Popen([*command.split(), *options], cwd=self.folder, env=self._env, text=True, **PRINTED)
 
     def change(self, file: str, changes: dict[str, str]) -> None:
         """Replace texts of a file that the page has, each of which must be in it."""
@@ -99,15 +94,8 @@ class Tutorial:
 
     def _shell(self, command: str) -> str:
         started = time.monotonic()
-        done = subprocess.run(
-            ["bash", "-ec", command],
-            cwd=self.folder,
-            env=self._env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-        )
+        shell = ["bash", "-ec", command]
+        done = subprocess.run(shell, cwd=self.folder, env=self._env, text=True, timeout=600, **PRINTED)
         sys.stdout.write(f"$ {command}    # {time.monotonic() - started:.0f} s\n{done.stdout}\n")
         assert done.returncode == 0, f"$ {command}"
         return done.stdout

@@ -25,19 +25,8 @@ IMPATIENT = 0.3
 
 _ABSENT = {"create": 1}
 _ALWAYS = {"annotate": 1, "delete": 1, "recreate": 1}
-_RUNNING = {
-    "finish": 2,
-    "suspend": 3,
-    "fail": 3,
-    "evict": 2,
-    "kill": 2,
-    "allow": 1,
-    "delete child": 3,
-    "edit service": 1,
-    "scale down": 1,
-    "scale up": 1,
-    "delete set": 1,
-}
+_RUNNING = {"finish": 2, "suspend": 3, "fail": 3, "evict": 2, "kill": 2, "allow": 1, "delete child": 3}
+_RUNNING |= {"edit service": 1, "scale down": 1, "scale up": 1, "delete set": 1}
 _IMPATIENT = ("suspend", "fail", "evict", "kill", "delete child", "scale down", "delete set")
 _SUSPENDED = {"resume": 4, "reshape": 2, "delete child": 1}
 
@@ -69,12 +58,8 @@ def possible(job: Expected | None, *, at_rest: bool) -> dict[str, int]:
 def new_spec(random: Random) -> dict[str, Any]:
     """Return the fields of a new job's spec."""
     shape = random.choice(list(SHAPES))
-    policy: dict[str, Any] = {
-        "maxRestarts": random.choice((0, 1, 3)),
-        "backoffSeconds": random.choice((0, 1)),
-        # A fake node that is late on a busy machine is not lost.
-        "nodeLostSeconds": 3600,
-    }
+    policy: dict[str, Any] = {"maxRestarts": random.choice((0, 1, 3)), "backoffSeconds": random.choice((0, 1))}
+    policy["nodeLostSeconds"] = 3600  # a fake node that is late on a busy machine is not lost
     if shape == "engines" and random.random() < 0.7:
         policy["onGenerationFailure"] = "RestartGeneration"
     spec = {**SHAPES[shape], "training": {"promptsPerStep": 120}, "failurePolicy": policy}

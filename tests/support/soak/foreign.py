@@ -26,16 +26,8 @@ HOLD = "example.com/hold"
 PATIENT_SECONDS = 15.0
 """Seconds that others stand in the way at most. What waits for a pod's name asks ever more rarely."""
 
-ACTS = {
-    "create beside": 6,
-    "stand in the way": 3,
-    "relabel theirs": 2,
-    "delete theirs": 2,
-    "fail theirs": 2,
-    "strip": 2,
-    "mislabel": 2,
-    "hold": 2,
-}
+ACTS = {"create beside": 6, "stand in the way": 3, "relabel theirs": 2, "delete theirs": 2, "fail theirs": 2}
+ACTS |= {"strip": 2, "mislabel": 2, "hold": 2}
 
 
 class Foreign:
@@ -101,12 +93,11 @@ class Foreign:
             assert _kept(live[uid]) == _kept(before), f"{kind} {name}, which is of another, was changed: {live[uid]}"
             writers = {entry["manager"] for entry in live[uid]["metadata"].get("managedFields", ())}
             assert names.MANAGER not in writers, f"the operator wrote {kind} {name}, which is of another"
-        return {
-            kind: [
-                one for one in found if one["metadata"]["uid"] not in self._theirs and controller(one) not in self._sets
-            ]
-            for kind, found in seen.items()
-        }
+
+        def is_theirs(one: Object) -> bool:
+            return one["metadata"]["uid"] in self._theirs or controller(one) in self._sets
+
+        return {kind: [one for one in found if not is_theirs(one)] for kind, found in seen.items()}
 
     def _create_beside(self, name: str, _: Expected | None, own: Mapping[str, list[Object]]) -> bool:
         if len(self._theirs) >= MOST:
@@ -145,16 +136,11 @@ class Foreign:
     def _make(self, kind: str, name: str, labels: dict[str, str], replicas: int = 1) -> str | None:
         pod = {"containers": [{"name": "main", "image": "any"}]}
         selector = {"theirs": name}
+        template = {"metadata": {"labels": labels | selector}, "spec": pod}
+        size = {"replicas": replicas, "serviceName": name}
         made: dict[str, Object] = {
             "Pod": {"spec": pod},
-            "StatefulSet": {
-                "spec": {
-                    "replicas": replicas,
-                    "serviceName": name,
-                    "selector": {"matchLabels": selector},
-                    "template": {"metadata": {"labels": labels | selector}, "spec": pod},
-                }
-            },
+            "StatefulSet": {"spec": size | {"selector": {"matchLabels": selector}, "template": template}},
             "Service": {"spec": {"ports": [{"port": 80}], "selector": labels or selector}},
             "ConfigMap": {"data": {"contract.json": "{}"}},
             "NetworkPolicy": {"spec": {"podSelector": {"matchLabels": selector}}},

@@ -18,23 +18,13 @@ from grpo_operator.decide.second_look import News
 from grpo_operator.runtime.rate_limits import RATES
 from support.control_plane import audit
 from support.control_plane.operators import Operator, Release, install_chart
+from support.soak import health
 from support.soak.api import NAMESPACE, Api
 from support.soak.choice import choose
 from support.soak.differences import leftovers, versions
 from support.soak.faults import KINDS, Etcd, Faults
 from support.soak.foreign import Foreign
-from support.soak.health import (
-    Sample,
-    as_rows,
-    count_jobs,
-    count_lists,
-    count_watches,
-    is_idle,
-    leaks,
-    measure,
-    objects_of_no_job,
-    odd_errors,
-)
+from support.soak.health import Sample
 from support.soak.work import Work
 
 NODES = 24  # for 12 jobs of at most 15 GPUs
@@ -86,7 +76,7 @@ def soak(folder: Path, options: Options) -> dict[str, Any]:
         run = _Soak(plane, release, folder, options, note)
         run.run()
         for log_file in folder.glob("operator*.log"):
-            if odd := odd_errors(log_file):
+            if odd := health.odd_errors(log_file):
                 raise SoakError("\n".join([f"{log_file} has errors that no fault explains:", *odd[:10]]))
         return run.result()
 
@@ -99,10 +89,8 @@ class _Soak:
         self._random = Random(options.seed)
         self._api, self._etcd = Api(plane), Etcd(plane)
         # Others draw numbers of their own, so that a seed does the same work without them.
-        self._others, self._foreign = (
-            Random(options.seed),
-            Foreign(self._api, Random(options.seed), note, self._deleted),
-        )
+        self._others = Random(options.seed)
+        self._foreign = Foreign(self._api, Random(options.seed), note, self._deleted)
         self._work = Work(self._api, self._random, options.jobs, note, self._foreign)
         self._faults = Faults(plane, self._random, note)
         self._samples: list[Sample] = []
@@ -122,16 +110,10 @@ class _Soak:
     def _work_under_faults(self, name: str, arguments: Sequence[str], kinds: Sequence[str], seconds: float) -> None:
         if not seconds:
             return
-        operators = [
-            Operator(
-                self._release.kubeconfig,
-                self._folder / f"operator-{name}-{number}.log",
-                arguments,
-                metrics_port=port,
-                pod=f"operator-{number}",
-            )
-            for number, port in enumerate(free_ports(2))
-        ]
+        operators = []
+        for number, port in enumerate(free_ports(2)):
+            log, pod = self._folder / f"operator-{name}-{number}.log", f"operator-{number}"
+            operators.append(Operator(self._release.kubeconfig, log, arguments, metrics_port=port, pod=pod))
         self._operator = operators[0]
         self._faults.meet(*operators, kinds)
         self._operator.start()
@@ -141,12 +123,12 @@ class _Soak:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 self._round()
-            if found := leaks(self._samples):
+            if found := health.leaks(self._samples):
                 raise SoakError("\n".join(found))
             for job in self._work.expected:
                 self._work.do(("delete", job), at_rest=False)
             self._come_to_rest()
-            self._lists += count_lists(self._operator)
+            self._lists += health.count_lists(self._operator)
         finally:
             for operator in operators:
                 operator.kill()
@@ -170,7 +152,7 @@ class _Soak:
             "faults": dict(self._faults.counts),
             "lists": dict(self._lists),
             "seconds to rest": self._rests,
-            "samples": as_rows(self._samples),
+            "samples": health.as_rows(self._samples),
         }
 
     def _round(self) -> None:
@@ -202,14 +184,11 @@ class _Soak:
             self._faults.go_on()
             differences = {name: found for name, found in self._work.look().items() if found}
             left = leftovers(self._work.expected, self._work.seen)
-            if not (differences or left) and is_idle(self._operator):
+            if not (differences or left) and health.is_idle(self._operator):
                 break
             if time.monotonic() > begin + REST_SECONDS:
-                statuses = {
-                    job["metadata"]["name"]: job.get("status")
-                    for job in self._work.seen["GRPOJob"]
-                    if job["metadata"]["name"] in differences
-                }
+                found = {job["metadata"]["name"]: job.get("status") for job in self._work.seen["GRPOJob"]}
+                statuses = {name: found.get(name) for name in differences}
                 said = json.dumps({"jobs": differences, "left": left, "statuses": statuses}, indent=1)
                 raise SoakError(f"not at rest after {REST_SECONDS} s: {said}")
             if time.monotonic() > replace:
@@ -227,12 +206,12 @@ class _Soak:
         time.sleep(SHOWN_SECONDS)
         self._work.look()
         before = self._versions()
-        sample = measure(
+        sample = health.measure(
             self._operator,
             self._options.quiet_seconds,
-            ghosts=count_jobs(self._operator) - len(self._work.expected),
-            objects=len(objects_of_no_job(self._etcd.keys(), self._work.expected.keys() | self._foreign.names)),
-            watches=count_watches(self._plane.audit_log, self._release.user, self._faults.api_since),
+            ghosts=health.count_jobs(self._operator) - len(self._work.expected),
+            objects=len(health.objects_of_no_job(self._etcd.keys(), self._work.expected.keys() | self._foreign.names)),
+            watches=health.count_watches(self._plane.audit_log, self._release.user, self._faults.api_since),
         )
         self._note(f"{sample}")
         self._samples.append(sample)

@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
@@ -37,18 +38,17 @@ class Work:
 
     def look(self) -> dict[str, list[str]]:
         """Read all objects but those of others; return for each job how it differs from what is expected."""
-        self.seen = self._foreign.without(
-            {kind: (self._api("GET", path) or {})["items"] for kind, path in PATHS.items()}
-        )
+        found = {kind: (self._api("GET", path) or {})["items"] for kind, path in PATHS.items()}
+        self.seen = self._foreign.without(found)
         for pod in self.seen["Pod"]:
             if UID in (pod["metadata"].get("labels") or {}):
                 self._stand_in_for_kwok(pod)
-        found = {name: differences(job, self.seen, datetime.now(UTC)) for name, job in self.expected.items()}
+        differ = {name: differences(job, self.seen, datetime.now(UTC)) for name, job in self.expected.items()}
         statuses = {job["metadata"]["name"]: job.get("status", {}) for job in self.seen["GRPOJob"]}
         for name, job in self.expected.items():
-            if not found[name]:
+            if not differ[name]:
                 self.jobs[name] = job.seen(statuses[name]) if name in statuses else None
-        return found
+        return differ
 
     def _stand_in_for_kwok(self, pod: Object) -> None:
         """Do what kwok gives up when the API server does not answer: begin and end pods, and report them as ready."""
@@ -78,14 +78,9 @@ class Work:
         made = self._api("POST", PATHS["GRPOJob"], make_job(name, **spec))
         if made is not None:  # else its predecessor is still being deleted
             self._note(f"  {made['metadata']['uid']}: {json.dumps(spec)}")
-            begins = not spec.get("suspend")
-            self.jobs[name] = Expected(
-                name=name,
-                uid=made["metadata"]["uid"],
-                spec=made["spec"],
-                phases=frozenset({"Running" if begins else "Suspended"}),
-                attempts=ONE if begins else NONE,
-            )
+            job = Expected(name=name, uid=made["metadata"]["uid"], spec=made["spec"], attempts=ONE)
+            suspended = replace(job, phases=frozenset({"Suspended"}), attempts=NONE)
+            self.jobs[name] = suspended if spec.get("suspend") else job
 
     def _delete(self, name: str, job: Expected, _: bool, policy: str | None = None) -> None:
         policy = policy or self._random.choice(("Background", "Foreground"))

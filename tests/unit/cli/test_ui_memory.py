@@ -119,22 +119,16 @@ async def test_it_asks_for_a_gpu_that_nothing_says() -> None:
         assert (status, said.startswith("gpu must be one of h100, h200")) == (400, True)
 
 
-async def test_why_there_is_no_plan_is_said(tmp_path: Path) -> None:
-    job = _stored(MANIFEST, "a")
-    spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"name": None, "path": "/missing"})})
-    async with serving(_OneJob(replace(job, spec=spec)), 0) as address, ClientSession() as session:
-        got = await _ended(session, f"{address}api/plan?gpu=l4")
-    assert got["state"] == "failed"
-    assert "/missing" in got["error"]
-
-
-async def test_a_model_that_was_missing_is_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_is_missing_is_named_and_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plans, "RETRY_SECONDS", 0.1)
     path = tmp_path / "model"
     job = _stored(MANIFEST, "a")
     spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"name": None, "path": str(path)})})
     async with serving(_OneJob(replace(job, spec=spec)), 0) as address, ClientSession() as session:
-        assert (await _ended(session, f"{address}api/plan?gpu=l4"))["state"] == "failed"
+        got = await _ended(session, f"{address}api/plan?gpu=l4")
+        assert (got["state"], str(path) in got["error"]) == ("failed", True)
         make_tiny_model(path, heads=4)
         await asyncio.sleep(0.2)
         assert (await _ended(session, f"{address}api/plan?gpu=l4"))["state"] == "made"
