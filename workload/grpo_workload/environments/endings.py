@@ -33,4 +33,4 @@ def last_stack(dump: bytes) -> str:
     if not frames:
         return ""
     where = re.sub(r' *File "(.*)", line (\d+) in (.*)', r"; it was in \3 (\1:\2)", frames[-1])
-    return "\n".join([where, *frames[-_STACK_LINES - 1 : -1]])
+    return "\n".join([where, *frames[:-1][:_STACK_LINES]])
