@@ -32,11 +32,13 @@ class JobReader:
 
     def __init__(self, kube: Kube, name: str) -> None:
         self._kube, self._name, self._launchers = kube, name, Launchers(kube)
-        self._rows: list[Mapping[str, Any]] = []
+        self._uid, self._rows = "", list[Mapping[str, Any]]()
 
     def read(self) -> tuple[Object, list[Object], JobView]:
         """Return the job, its pods and its screen at this moment. Raises CliError, ApiException."""
         job = self._kube.job(self._name)
+        if job["metadata"]["uid"] != self._uid:  # the first one, or one that was created again with the same name
+            self._uid, self._rows = job["metadata"]["uid"], []
         pods = self._kube.pods(job)
         report = self._report(job, pods)
         return job, pods, make_view(job, pods, self._events(job, pods), report, datetime.now(UTC))
@@ -73,8 +75,7 @@ class JobReader:
         ]
 
     def _report(self, job: Object, pods: Sequence[Object]) -> LauncherReport:
-        topology, master = read_topology(job), serving_master(job, pods)
-        if topology is None or master is None:
+        if (master := serving_master(job, pods)) is None:
             return LauncherReport(metrics=self._rows)
         try:
             progress = Progress.read(self._launchers.get(master, "/progress"))
@@ -82,7 +83,7 @@ class JobReader:
         except PodError as error:
             return LauncherReport(metrics=self._rows, note=str(error).partition("\n")[0])
         phases: dict[int, str] = {}
-        if is_stuck(progress):
+        if is_stuck(progress) and (topology := read_topology(job)):
             running = running_pods(pods)
             for member in [member for member in topology.members if member.pod in running][:PODS_ASKED]:
                 phases |= self._phases(member)

@@ -29,6 +29,7 @@ class Cluster:
         self.attempt = 0
         self.uid = "first"
         self.ended = False
+        self.told = 0  # steps that the operator has written
 
     @property
     def job(self) -> dict[str, Any]:
@@ -39,6 +40,7 @@ class Cluster:
         complete = {"type": "Complete", "status": "True", "reason": "Succeeded", "message": "all ranks have ended"}
         complete |= {"lastTransitionTime": began, "observedGeneration": 1}
         status = {"phase": "Running", "attempt": self.attempt, "runningTime": began}
+        status |= {"progress": {"step": self.told, "totalSteps": 9, "time": began}} if self.told else {}
         return document | {"status": status | {"conditions": [complete] if self.ended else []}}
 
     def run(self, steps: int) -> None:
@@ -127,3 +129,14 @@ def test_files_of_a_job_that_has_just_ended_come_from_its_claim_though_its_pod_i
     source = ClusterSource(_kube(), "one-node", fetched)
     source.refresh()
     assert (source.shown.history.last_step, source.shown.logs, source.shown.note) == (7, {MASTER: "boom\n"}, "")
+
+
+def test_steps_that_a_launcher_told_of_stay_when_it_is_gone_but_not_for_the_next_job(cluster: Cluster) -> None:
+    reader, cluster.told = JobReader(_kube(), "one-node"), 2
+    cluster.run(5)
+    shown = [reader.read()[2].training.step]
+    cluster.pods = []
+    shown.append(reader.read()[2].training.step)
+    cluster.uid = "second"
+    shown.append(reader.read()[2].training.step)
+    assert shown == [5, 5, 2]
