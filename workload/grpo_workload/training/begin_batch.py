@@ -14,7 +14,7 @@ from grpo_workload.storage.group_record import Group
 from grpo_workload.training.run import BegunBatch, Run
 
 
-class Listener:
+class ScoringListener:
     """Begins to score what is sampled, and tells the other ranks that this one makes progress."""
 
     def __init__(self, run: Run, prompts: Sequence[Prompt]) -> None:
@@ -46,7 +46,7 @@ def begin(run: Run, batch: int, step: int, clock: Clock) -> BegunBatch:
     begun = BegunBatch(batch=batch, step=step, prompts=prompts, known=known, num_overlong=num_overlong)
     if run.config.training.max_staleness:
         asked = list(begun.missing.values())
-        run.generator.begin(asked, run.config.training.num_generations, Listener(run, asked))
+        run.generator.begin(asked, run.config.training.num_generations, ScoringListener(run, asked))
     return begun
 
 

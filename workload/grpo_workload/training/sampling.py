@@ -23,7 +23,7 @@ from grpo_workload.rewards.scoring import score, take_logged, weights_of
 from grpo_workload.rewards.table import tabulate
 from grpo_workload.rewards.trl_signature import TrainerState
 from grpo_workload.storage.group_record import Group
-from grpo_workload.training.begin_batch import Listener, take_prompts
+from grpo_workload.training.begin_batch import ScoringListener, take_prompts
 from grpo_workload.training.lost_episodes import check_lost
 from grpo_workload.training.run import BegunBatch, Run
 
@@ -108,7 +108,7 @@ def _fill(
     training = run.config.training
     prompts = [prompt for *_, prompt in asked]
     run.report.phase("Generating")
-    answers = run.generator.generate(prompts, training.num_generations, Listener(run, prompts))
+    answers = run.generator.generate(prompts, training.num_generations, ScoringListener(run, prompts))
     if rounds == training.max_resample_times:
         run.generator.sleep()
     clock.lap("generate")

@@ -24,7 +24,7 @@ _OTHER_MODEL = ("hf_overrides", "model_impl")  # arguments with which vLLM has a
 
 
 def check_rope(model_config: Any, config: TrainerConfig) -> None:
-    """Refuse lengths of sequences for which vLLM's frequencies are not known, or do not exist.
+    """Refuse lengths of sequences that the model has no positions for, or for which vLLM's frequencies are not known.
 
     Args:
         model_config: transformers' configuration of the model.
