@@ -1,5 +1,5 @@
-"""What a site sets, on a real API server: it reaches new jobs and no others, holds where it is enforced, and each
-object says whether it is valid.
+"""Settings of a site, on a real API server: they reach new jobs and no others, hold where they are enforced, and
+each object says whether it is valid.
 """
 
 from __future__ import annotations

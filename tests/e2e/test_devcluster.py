@@ -1,4 +1,4 @@
-"""What the end-to-end tests of the operator rely on in the devcluster, and would not notice by themselves.
+"""Properties of the devcluster that the operator's end-to-end tests rely on, and would not notice by themselves.
 
 Asserted: host mounts reach only pods of jobs and cover no mount of the pod; a killed node is noticed and comes back.
 That nodes have GPUs, pods meet across nodes and share a claim, and exit codes are reported: test_job.py.

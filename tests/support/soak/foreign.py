@@ -1,4 +1,4 @@
-"""What others do beside the jobs: objects with the jobs' labels and names, and hands on the jobs' own objects.
+"""Acts of others beside the jobs: objects with the jobs' labels and names, and hands on the jobs' own objects.
 
 The operator must leave all that is theirs as it is, and come to rest once they stand in nobody's way.
 """

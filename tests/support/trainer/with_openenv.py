@@ -23,7 +23,7 @@ class Guess(Action):
 
 
 class Seen(Observation):
-    """What follows it."""
+    """The answer to a guess."""
 
     text: str = ""
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1800)]
 STEPS = 10
 SECONDS = 840.0  # for a job, on a busy machine
 FORGETS = "setting pause state"
-"""What vLLM logs when a rank that has just loaded ends what an earlier attempt left in an engine."""
+"""vLLM's line in the log when a rank that has just loaded ends what an earlier attempt left in an engine."""
 
 
 class Killer:

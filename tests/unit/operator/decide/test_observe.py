@@ -1,4 +1,4 @@
-"""What is read of objects: equal ones are the same bytes, numbers and texts have bounds, nodes are lost or ready."""
+"""Reading of objects: equal ones are the same bytes, numbers and texts have bounds, nodes are lost or ready."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What pods request of cpu and memory: by GPUs, and only where their settings say nothing about it."""
+"""Requests of pods for cpu and memory: by GPUs, and only where their settings say nothing about it."""
 
 from dataclasses import replace
 from typing import Any

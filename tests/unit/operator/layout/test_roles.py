@@ -1,4 +1,4 @@
-"""What pods of a role have: which volumes they mount, and which variables nobody can take from them."""
+"""Pods of each role: the volumes that they mount, and the variables that nobody can take from them."""
 
 from dataclasses import replace
 from typing import Any

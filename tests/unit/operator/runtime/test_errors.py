@@ -118,7 +118,7 @@ def test_an_api_server_that_does_not_know_the_owner_yet_is_told_from_missing_rig
         (RefusedError(Reason.QUOTA_EXCEEDED, QUOTA), "exceeded quota"),
         (EarlyError(), "there is nothing to do"),
         (APIForbiddenError("grpojobs is forbidden", status=403, headers={}), "grpojobs is forbidden; grant it"),
-        (APINotFoundError({"message": "gone"}, status=404, headers={}), "was asked for: gone"),  # type: ignore[arg-type]
+        (APINotFoundError({"message": "gone"}, status=404, headers={}), "was asked for: gone"),
     ],
 )
 def test_an_error_that_anybody_expects_says_what_is_missing_in_one_line(error: Exception, says: str) -> None:
