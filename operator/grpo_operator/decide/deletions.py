@@ -14,7 +14,7 @@ from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.blame import node_lost_since
 from grpo_operator.decide.conditions import is_terminal, rests
 from grpo_operator.decide.objects import finalizers_of
-from grpo_operator.decide.observe import Observed, has_no_set, is_being_deleted
+from grpo_operator.decide.observe import Left, Observed, has_no_set, is_being_deleted
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.decide.restarts import is_due
 from grpo_operator.layout.job import Job
@@ -83,15 +83,19 @@ def describe_orphan(status: GRPOJobStatus, observed: Observed) -> str | None:
     return None
 
 
-def find_left(observed: Observed, now: datetime, *, of_attempts: bool = False) -> dict[str, str]:
-    """Return the pods that exist, by name, each with what keeps it, "" if nothing is known to. Those that something
-    keeps come first, and environment pods last, which end after the others. `of_attempts`: without environment pods,
-    which stay between attempts.
+def find_left(observed: Observed, now: datetime, *, of_attempts: bool = False) -> dict[str, Left]:
+    """Return the pods that exist, by name. Those that something keeps come first, and environment pods last, which end
+    after the others. `of_attempts`: without environment pods, which stay between attempts.
     """
     downloading = [pod for pod in observed.downloaders if pod.outcome is None]
     environments = () if of_attempts else observed.environment_pods.values()
-    left = {pod.name: _hindrance(pod, observed, now) for pod in (*observed.pods.values(), *downloading, *environments)}
-    return dict(sorted(left.items(), key=lambda one: (not one[1], one[0] in observed.environment_pods, one[0])))
+    left = {pod.name: _left(pod, observed, now) for pod in (*observed.pods.values(), *downloading, *environments)}
+    return dict(sorted(left.items(), key=lambda one: (not one[1].why, one[0] in observed.environment_pods, one[0])))
+
+
+def _left(pod: ObservedPod, observed: Observed, now: datetime) -> Left:
+    why = _hindrance(pod, observed, now)
+    return Left(why, None if why else pod.deletion_time)
 
 
 def _hindrance(pod: ObservedPod, observed: Observed, now: datetime) -> str:

@@ -16,7 +16,7 @@ from grpo_operator.api.status import Failure, GRPOJobStatus, MemberStatus
 from grpo_operator.api.times import seconds_between
 from grpo_operator.decide.blame import EFFECTS
 from grpo_operator.decide.conditions import Draft, holds, is_terminal, rests
-from grpo_operator.decide.observe import Observed
+from grpo_operator.decide.observe import Left, Observed
 from grpo_operator.decide.observed_pod import ObservedPod
 from grpo_operator.layout.job import Job
 from grpo_spec.reasons import Reason
@@ -62,10 +62,10 @@ def is_ready(job: Job, status: GRPOJobStatus, observed: Observed) -> bool:
     return all(_waits(member, observed.pods[member.pod]) for member in status.members)
 
 
-def find_running(status: GRPOJobStatus, observed: Observed) -> dict[str, str]:
+def find_running(status: GRPOJobStatus, observed: Observed) -> dict[str, Left]:
     """Return the pods whose ranks have not ended yet, by name, as `deletions.find_left` does."""
     pods = ((member, observed.pods.get(member.pod)) for member in status.members)
-    return {member.pod: "" for member, pod in pods if pod is not None and not _waits(member, pod)}
+    return {member.pod: Left() for member, pod in pods if pod is not None and not _waits(member, pod)}
 
 
 def _waits(member: MemberStatus, pod: ObservedPod) -> bool:

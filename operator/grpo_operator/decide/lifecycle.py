@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import islice
 
 from grpo_operator.api.names import Condition, Role
 from grpo_operator.api.status import Failure, GRPOJobStatus, MemberStatus
-from grpo_operator.api.times import seconds_between
+from grpo_operator.api.times import rfc3339, seconds_between
 from grpo_operator.decide.attempts import is_between_attempts
 from grpo_operator.decide.conditions import Draft, find, rests
+from grpo_operator.decide.observe import Left
 from grpo_spec.lenient import clip
 from grpo_spec.reasons import Reason
 from grpo_spec.words import counted, every
@@ -42,7 +42,7 @@ def describe_leaving(member: MemberStatus, others: str = "") -> str:
     return f"pod {member.pod} on node {member.node}{others} is being taken away: {member.disruption.message}"
 
 
-def suspend(draft: Draft, left: Mapping[str, str]) -> None:
+def suspend(draft: Draft, left: Mapping[str, Left]) -> None:
     """Stop the deadline's clock and set `Suspended`. `left`: see `deletions.find_left`."""
     _rest(draft, "the job is suspended")
     if (accepted := find(draft.status, Condition.ACCEPTED)) is not None and accepted.status == "False":
@@ -53,7 +53,7 @@ def suspend(draft: Draft, left: Mapping[str, str]) -> None:
     stay_suspended(draft, left)
 
 
-def queue(draft: Draft, left: Mapping[str, str], why: str) -> None:
+def queue(draft: Draft, left: Mapping[str, Left], why: str) -> None:
     """End the attempt and wait for Kueue, as if suspended. `why`: what Kueue says."""
     _rest(draft, "the job waits in its queue")
     if left:
@@ -75,15 +75,17 @@ def wait_for_old(foreign: Sequence[str]) -> str:
     return f"waiting until objects of an earlier job of the same name are deleted: {', '.join(foreign[:5])}"
 
 
-def _saving(left: Mapping[str, str]) -> str:
+def _saving(left: Mapping[str, Left]) -> str:
     return f"{counted(len(left), 'pod is', 'pods are')} saving and ending: {_named(left)}"
 
 
-def _named(left: Mapping[str, str]) -> str:
-    return ", ".join(f"{pod} ({why})" if why else pod for pod, why in islice(left.items(), 8))
+def _named(left: Mapping[str, Left]) -> str:
+    named = ", ".join(f"{pod} ({one.why})" if one.why else pod for pod, one in [*left.items()][:8])
+    killed = max((one.killed for one in left.values() if one.killed is not None), default=None)
+    return named if killed is None else f"{named}; kubelets kill what has not ended by {rfc3339(killed)}"
 
 
-def stay_suspended(draft: Draft, left: Mapping[str, str], foreign: Sequence[str] = ()) -> None:
+def stay_suspended(draft: Draft, left: Mapping[str, Left], foreign: Sequence[str] = ()) -> None:
     """Set `Suspended`, which holds once no pod is left; also when the job is to be resumed after.
 
     `foreign`: what keeps a job that is resumed from beginning.
@@ -96,14 +98,14 @@ def stay_suspended(draft: Draft, left: Mapping[str, str], foreign: Sequence[str]
         draft.set(Condition.SUSPENDED, True, Reason.SUSPENDED, "no pod is left" + from_where(draft))
 
 
-def name_left(draft: Draft, left: Mapping[str, str], foreign: Sequence[str]) -> None:
+def name_left(draft: Draft, left: Mapping[str, Left], foreign: Sequence[str]) -> None:
     """Say in `Restarting` what the next attempt waits for: pods that something keeps, others once its time has come."""
     old, at = find(draft.status, Condition.RESTARTING), draft.status.next_restart_time
     if old is None:
         return
     said = old.message.partition(_LEFT)[0]
     is_time = at is None or seconds_between(at, draft.now) >= 0
-    if left and (is_time or any(left.values())):
+    if left and (is_time or any(one.why for one in left.values())):
         pods = counted(len(left), "pod that still ends", "pods that still end")
         said = f"{clip(said, 3072)}{_LEFT}{pods}: {_named(left)}"
     elif foreign and is_time:

@@ -6,7 +6,7 @@ import marshal
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_operator.api import names
 from grpo_operator.api.times import known_time
@@ -39,6 +39,13 @@ class Child:
 def pack(raw: dict[str, Any]) -> bytes:
     """Return an object for `Child.packed`; equal ones with their fields in the same order are the same bytes."""
     return marshal.dumps(raw, 2)  # version 2: later ones write shared values once, so equal objects may differ
+
+
+class Left(NamedTuple):
+    """What is known of a pod that still exists although it should end."""
+
+    why: str = ""  # what keeps it, if anything is known to
+    killed: datetime | None = None  # when its kubelet kills what still runs in it, unless something keeps it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.decide import lifecycle
 from grpo_operator.decide.conditions import Draft, find, is_terminal, rests
 from grpo_operator.decide.events import events_between
+from grpo_operator.decide.observe import Left
 from grpo_operator.decide.plan import Mode, Obstacle, Plan
 from grpo_operator.layout.job import Job
 from grpo_spec.reasons import Reason
@@ -38,7 +39,7 @@ def rescue(job: Job, status: GRPOJobStatus, pods: Mapping[str, str], failed: Obs
         if failure := lifecycle.passed_deadline(draft):
             lifecycle.end(draft, failure)
         elif job.spec.suspend and status.attempt is not None:
-            lifecycle.suspend(draft, dict.fromkeys(sorted(pods), ""))
+            lifecycle.suspend(draft, dict.fromkeys(sorted(pods), Left()))
     new = draft.finish()
     mode = Mode.KEEP
     if status.attempt is not None and (is_terminal(new) or rests(new)):

@@ -124,6 +124,10 @@ def test_the_next_attempt_begins_once_all_pods_are_gone_and_the_wait_is_over() -
     assert case.status.last_failure.attempt == 0
     assert case.see(*pods, at=300).status.attempt == 0, "a pod is left"
     assert case.message(Condition.RESTARTING).endswith(f"; it waits for 2 pods that still end: {A}, {B}")
+    ends = [replace(one, deletion_time=after(NOW, 600 + at)) for at, one in enumerate(pods)]
+    case.see(*ends, at=305)
+    late = f"{A}, {B}; kubelets kill what has not ended by {rfc3339(after(NOW, 601))}"
+    assert case.message(Condition.RESTARTING).endswith(late)
     case.see(*pods[1:], at=310)
     assert case.message(Condition.RESTARTING).endswith(f"; it waits for 1 pod that still ends: {B}")
     assert case.see(at=50).status.attempt == 0, "the wait is not over"

@@ -13,7 +13,7 @@ from grpo_operator.api.times import after
 from grpo_operator.decide.absent import find_missing
 from grpo_operator.decide.deletions import find_deletions, find_left
 from grpo_operator.decide.edits import edit
-from grpo_operator.decide.observe import observe, read_child, read_pods
+from grpo_operator.decide.observe import Left, observe, read_child, read_pods
 from grpo_operator.decide.observed_pod import Ending, ObservedPod
 from grpo_operator.decide.plan import Mode, Obstacle, Plan
 from grpo_operator.decide.queueing import find_steps
@@ -181,7 +181,7 @@ def test_they_are_told_from_pods_of_attempts_by_their_role() -> None:
     metadata = {"name": "job-boxes-0", "uid": "1", "labels": labels, "ownerReferences": [owner]}
     seen = observe("uid", pods=read_pods([{"metadata": metadata}]), others=[("uid", a_set("set", "environment"))])
     assert (list(seen.pods), list(seen.environment_pods)) == ([], ["job-boxes-0"])
-    assert find_left(seen, NOW) == {"job-boxes-0": ""}
+    assert find_left(seen, NOW) == {"job-boxes-0": Left()}
     assert find_left(seen, NOW, of_attempts=True) == {}
 
 
