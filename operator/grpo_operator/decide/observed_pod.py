@@ -239,6 +239,7 @@ def _ending(ended: Object) -> Ending:
     return Ending(outcome, result.attempt, progress)
 
 
+OUT_OF_MEMORY = "it exceeded its memory limit: raise podTemplate.resources.limits.memory"
 _NO_PACKAGE = re.compile(r"python[\d.]*: [^\n]*No module named '?grpo_workload\b[^\n]*\s*\Z")
 _NO_PYTHON = re.compile(r'exec: "python": executable file not found')
 
@@ -259,7 +260,7 @@ def _unexplained(ended: Object, said: str, finished: datetime | None) -> MemberO
         exit_code, reason = -1, Reason.OUTCOME_MISSING
         said = f"the container exited 0 but wrote no result: is spec.image a workload image of grpo-operator?\n{said}"
     elif reason == "OOMKilled":
-        said = f"it exceeded its memory limit: raise podTemplate.resources.limits.memory\n{said}"
+        said = f"{OUT_OF_MEMORY}\n{said}"
     elif lines := said.strip().splitlines():
         said = said if len(lines) == 1 else f"{lines[-1]}\n{said}"
     else:

@@ -17,7 +17,8 @@ from grpo_spec.contract import DatasetName, Downloads
 from grpo_spec.gpus import bytes_of_node
 from grpo_spec.lenient import mapping
 
-_LIMITS = {"cpu": "4", "memory": "8Gi"}
+MOST_MEMORY = "8Gi"
+_LIMITS = {"cpu": "4", "memory": MOST_MEMORY}
 _REQUESTS = {"cpu": "500m", "memory": "2Gi"}
 """Requests of the pod: a quota or a LimitRange may demand it. Less where podTemplate says less."""
 

@@ -22,7 +22,7 @@ from grpo_spec.contract import Downloads
 from grpo_spec.gpus import gpu_bytes
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import Progress
-from support.control_plane.jobs import NOW, ended, job, observed, pod
+from support.control_plane.jobs import NOW, ended, job, observed, pod, pod_as_read
 from support.control_plane.passes import Case
 
 CACHE = {"cache": {"claimName": "models", "prefetch": True}}
@@ -103,6 +103,15 @@ def test_a_name_that_is_none_of_an_image_ends_the_job_although_its_pod_never_fai
         "download pod job-download-x on node node: the download into the cache failed: spec.image: couldn't parse "
         "image name"
     )
+
+
+def test_out_of_memory_names_the_limit_that_its_pod_really_has() -> None:
+    case = Fetching()
+    case.made("Failed")
+    exited = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": "downloads tiny"}}}
+    case.downloader = replace(pod_as_read("job-download-x", exited), role="download", controller="j")
+    case.look()
+    assert "limits.memory but at most 8Gi: raise that if it is less, else" in case.status.summary.message
 
 
 def test_a_try_that_fails_waits_as_a_restart_does_counts_nothing_and_says_when_the_next_one_is() -> None:
