@@ -91,7 +91,7 @@ class Shape:
 @click.option("--size", type=click.Choice(list(SHAPES)), default="1.5", show_default=True)
 @click.option("--device", type=click.Choice(list(LOADS)), default="cuda", show_default=True)
 @click.option("--shape", "names", multiple=True, help="colocate:TENSOR_PARALLEL or server:RANKS+ENGINES.")
-@click.option("--completions", default=64, show_default=True, help="Of a step; a multiple of 8.")
+@click.option("--completions", default=64, show_default=True, help="Of a step; a multiple of a prompt's.")
 @click.option("--steps", type=click.IntRange(min=WARMUP + 1), default=6, show_default=True)
 @click.option("--timeout", default=240, show_default=True, help="Longest time for one job, in seconds.")
 @click.option(
@@ -121,6 +121,9 @@ def main(
         return
     if not names:
         raise click.UsageError("one of --shape and --summary is needed")
+    each = LOADS[device].generations
+    if completions < each or completions % each:
+        raise click.UsageError(f"--completions {completions}: use a multiple of {each}, the completions of a prompt")
     shapes = [Shape.parse(name, gpus) for name in names]
     failed = 0
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:

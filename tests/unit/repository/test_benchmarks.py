@@ -100,13 +100,15 @@ def test_a_job_that_fails_says_why(tmp_path: Path, spec: dict[str, object], seco
     assert re.search(reason, done.stdout), done.stdout
 
 
-@pytest.mark.parametrize("shape", ["colocate:3", "server:4+1"])
-def test_a_shape_that_does_not_fit_is_refused_before_anything_runs(tmp_path: Path, shape: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "value"), [("--shape", "colocate:3"), ("--shape", "server:4+1"), ("--completions", "60")]
+)
+def test_work_that_does_not_fit_is_refused_before_anything_runs(tmp_path: Path, option: str, value: str) -> None:
     command = [sys.executable, "-m", "benchmarks.generation.topologies", "--gpus", "4", "--shape", "colocate:1"]
-    command += ["--shape", shape]
+    command += [option, value]
     done = subprocess.run(command, env=ENVIRON, cwd=tmp_path, text=True, capture_output=True, check=False, timeout=300)
     assert done.returncode == 2
-    assert f"--shape {shape}: use" in done.stderr
+    assert f"{option} {value}: use" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
