@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import selectors
 import signal
 
 DYING_SECONDS = 2.0
 """Time for a process to end after it has closed its socket, or got a signal."""
 _STACK_LINES = 8
-_CALLERS = ('"<', "/grpo_workload/", "/asyncio/", "/importlib/")
-"""Parts of the names of files that call users' code, and say nothing to users."""
+_CALLERS = ('"<', "/grpo_workload/", "/asyncio/", "/importlib/", selectors.__file__)
+"""Parts of the names of files that call users' code or wait for it, and say nothing to users."""
 
 
 def how_it_ended(code: int, memory_limit: str) -> str:

@@ -1,5 +1,7 @@
 """Asserts what is said of users' code that hangs: its own function first, then where it is deepest."""
 
+import selectors
+
 from grpo_workload.environments.endings import last_stack
 
 
@@ -11,3 +13,9 @@ def test_the_innermost_frames_of_a_deep_stack_are_kept_below_the_users_function(
     assert first == "; it was in judge (/data/rewards.py:7)"
     assert [line.split()[3] for line in below] == [str(depth) for depth in range(8)]
     assert last_stack(ours.encode()) == ""
+
+
+def test_nothing_is_said_of_a_coroutine_that_waits_which_is_on_no_stack():
+    files = (selectors.__file__, "/lib/asyncio/base_events.py", "/x/grpo_workload/rewards/worker.py", "<string>")
+    dump = "Current thread 0x1 (most recent call first):\n" + "".join(f'  File "{one}", line 1 in f\n' for one in files)
+    assert last_stack(dump.encode()) == ""
