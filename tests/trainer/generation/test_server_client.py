@@ -112,6 +112,8 @@ UPDATE = r"engine engine-3 \(pod pod-3, 127.0.0.1:\d+\) .*/update_weights"
     ("failure", "call", "said", "calls"),
     [
         *((failure, lambda client: client.update({"names": []}), UPDATE, 1) for failure in (drop, busy, broken)),
+        (drop, EngineClient.start_update, "lost or refused the connection", 1),
+        (busy, lambda client: client.finish_update(1), "answered /finish_weight_update with 503", 1),
         (drop, EngineClient.resume, "lost or refused the connection", ATTEMPTS),
         (broken, EngineClient.resume, "answered /resume with 500: shape mismatch in layer 3", 1),
     ],
