@@ -19,6 +19,9 @@ RUN_FILES = ("metrics", "ranks", "completions")
 LOGS_FOLDER = "logs"
 """Folder in a run's folder with the end of each trainer pod's log, as <pod>.log."""
 
+WAITS_FOR_HUB = "waits for the hub: "
+"""Begins a line of `plan` and `check_model` on standard error that the command line passes on."""
+
 
 class ExitCode(IntEnum):
     """The end of a launcher or rank. Values are those of sysexits.h; 1 and 2 are left to crashes of Python itself."""

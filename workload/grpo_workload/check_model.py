@@ -11,6 +11,7 @@ import sys
 
 from grpo_spec.contract import Contract
 from grpo_spec.schema import in_bytes
+from grpo_workload.data.hub_silence import announce_silence
 from grpo_workload.training.model_findings import answers
 
 
@@ -21,6 +22,7 @@ def main() -> None:
     """
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    announce_silence()
     asked = json.load(sys.stdin)
     contracts = {name: Contract.model_validate(fields) for name, fields in asked["contracts"].items()}
     gpu_bytes = None if asked["gpuMemory"] is None else in_bytes(asked["gpuMemory"])

@@ -16,6 +16,7 @@ from grpo_workload.capacity.plan import Plan, plan
 from grpo_workload.capacity.proposals import describe, proposals
 from grpo_workload.capacity.shapes import Models
 from grpo_workload.capacity.tensor_parallel import ratio
+from grpo_workload.data.hub_silence import announce_silence
 
 
 def main() -> None:
@@ -26,6 +27,7 @@ def main() -> None:
     """
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    announce_silence()
     json.dump(answer(json.load(sys.stdin)), output)
     output.close()
 

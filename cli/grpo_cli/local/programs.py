@@ -12,6 +12,7 @@ from typing import Any
 
 from grpo_cli.errors import CliError, Exit
 
+POLL_SECONDS = 2
 NEEDED = ("torch", "transformers", "peft")
 
 
@@ -26,11 +27,34 @@ def check_packages(command: str) -> None:
 
 
 def ask(program: str, asked: Mapping[str, Any]) -> Any:
-    """Return what a program of the workload answers; CliError if it fails."""
-    done = subprocess.run([sys.executable, "-m", program], input=json.dumps(asked), capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+    """Return what a program of the workload answers; CliError if it fails. While it waits for a hub that does not
+    answer, its line about that goes to standard error.
+    """
+    command = [sys.executable, "-m", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        output, errors = _communicate(process, json.dumps(asked).encode())
+    if process.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         # The text of an exception may have further lines.
         said = [line for line in lines if re.match(r"[\w.]+: ", line)] or lines
-        raise CliError(f"the check ended with exit code {done.returncode}: {said[-1]}", Exit.INVALID)
-    return json.loads(done.stdout)
+        raise CliError(f"the check ended with exit code {process.returncode}: {said[-1]}", Exit.INVALID)
+    return json.loads(output)
+
+
+def _communicate(process: subprocess.Popen[bytes], asked: bytes) -> tuple[bytes, bytes]:
+    """Return what a process writes to standard output and standard error until it ends; say that it waits for a hub."""
+    from grpo_spec.reports import WAITS_FOR_HUB
+
+    question: bytes | None = asked  # communicate sends on what is left of it
+    told = False
+    while True:
+        try:
+            return process.communicate(question, timeout=POLL_SECONDS)
+        except subprocess.TimeoutExpired as waits:
+            question, said = None, (waits.stderr or b"").decode(errors="replace")
+        except BaseException:
+            process.kill()
+            raise
+        if not told and (found := re.search(f"^{WAITS_FOR_HUB}.+$", said, re.MULTILINE)):
+            print(found[0], file=sys.stderr)
+            told = True

@@ -1,5 +1,7 @@
 """`grpo check-model` says what works with a model, for a job or for examples of jobs, and exits accordingly."""
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,31 @@ def test_jobs_that_differ_in_an_aspect_are_named() -> None:
         "push unknown (two): d",
         "memory works: m",
     ]
+
+
+SILENT = """
+import os, threading
+from huggingface_hub import hf_hub_download
+from grpo_workload.data.hub_silence import announce_silence
+announce_silence()
+threading.Timer(8, lambda: (print("{}", flush=True), os._exit(0))).start()
+hf_hub_download("some/model", "config.json")
+"""
+
+
+def test_a_hub_that_does_not_answer_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "silent.py").write_text(SILENT)
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        at = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        for name, value in {"HF_ENDPOINT": at, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        assert programs.ask("silent", {"much": "x" * 200_000}) == {}
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"waits for the hub: {at} has not answered for 4 s"), err
 
 
 def test_of_a_program_that_fails_the_exception_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
