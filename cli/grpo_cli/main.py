@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
+from grpo_cli.commands.options import kubectl_options
 from grpo_cli.errors import Exit
 
 CLUSTER_PACKAGES = ("kubernetes", "rich")
@@ -76,12 +77,24 @@ class LazyGroup(click.Group):
         found = [CompletionItem(name, help=COMMANDS[name].help) for name in names]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse kubectl's options before the command: what they say holds unless it stands behind the command too."""
+        rest = super().parse_args(ctx, args)
+        given = {name: value for name, value in ctx.params.items() if value is not None}
+        ctx.default_map = dict.fromkeys(COMMANDS, given)
+        return rest
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Return the command that `args` begin with, or fail naming what to install."""
+        """Return the command that `args` begin with, or fail naming what to install, or options that it has not."""
         if args[0] in COMMANDS and args[0] not in self.list_commands(ctx):
             offline = ", ".join(self.list_commands(ctx))
             ctx.fail(f"{args[0]} needs pip install 'grpo-operator[cli]'; without it there are {offline}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            known = {option.name for option in command.params}
+            for given in (one for one, value in ctx.params.items() if value is not None and one not in known):
+                ctx.fail(f"{name} asks no cluster, and takes no --{given}")
+        return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; Ctrl-C ends it with an exit code, not with a traceback."""
@@ -93,5 +106,6 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup)
 @click.version_option(package_name="grpo-operator")
-def main() -> None:
+@kubectl_options
+def main(**_: str | None) -> None:
     """GRPO on Kubernetes: check a job's manifest, see what it becomes, run it here or on a cluster, and follow it."""

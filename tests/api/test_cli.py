@@ -272,6 +272,7 @@ def test_a_bug_report_holds_everything_but_secrets(grpo: Grpo, jobs: Jobs, tmp_p
 def test_names_of_jobs_are_completed_from_the_cluster(jobs: Jobs, kubeconfig: Path) -> None:
     jobs.apply(make_job("math-small"))
     assert "_GRPO_COMPLETE" in CliRunner().invoke(main, ["completion", "bash"]).output
-    words = f"grpo status --kubeconfig {kubeconfig} -n {jobs.namespace} ma"
-    asked = {"_GRPO_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    assert CliRunner(env=asked).invoke(main, prog_name="grpo").output == "plain,math-small\n"
+    where = f"--kubeconfig {kubeconfig} -n {jobs.namespace}"
+    for words in (f"grpo status {where} ma", f"grpo {where} status ma"):
+        asked = {"_GRPO_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        assert CliRunner(env=asked).invoke(main, prog_name="grpo").output == "plain,math-small\n"

@@ -121,14 +121,21 @@ def test_the_namespace_is_the_options_or_the_contexts_or_default(tmp_path: Path)
     assert connect(path, "two", "mine").namespace == "mine"
 
 
-def test_a_manifest_and_an_option_with_different_namespaces_are_refused(tmp_path: Path) -> None:
+def test_a_manifest_and_an_option_on_either_side_of_the_command_with_different_namespaces_are_refused(
+    tmp_path: Path,
+) -> None:
     example = yaml.safe_load(next(iter((DOCS.parent / "examples").glob("one-node*.yaml"))).read_text())
     example["metadata"]["namespace"] = "team"
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump(example))
-    result = CliRunner().invoke(main, ["submit", str(manifest), "-n", "mine", "--kubeconfig", kubeconfig(tmp_path)])
-    assert result.exit_code == Exit.INVALID
-    assert "says namespace team, and --namespace mine" in result.stderr
+    where = ["-n", "mine", "--context", "two", "--kubeconfig", kubeconfig(tmp_path)]
+    command = ["submit", str(manifest)]
+    for line in ([*command, *where], [*where, *command], ["-n", "x", *where[2:], *command, *where[:2]]):
+        result = CliRunner().invoke(main, line)
+        assert result.exit_code == Exit.INVALID
+        assert "says namespace team, and --namespace mine" in result.stderr, line
+    result = CliRunner().invoke(main, ["--context", "two", "convert", str(manifest)])
+    assert (result.exit_code, "convert asks no cluster, and takes no --context" in result.stderr) == (2, True)
 
 
 def test_a_wrong_manifest_is_refused_without_a_cluster(tmp_path: Path) -> None:
