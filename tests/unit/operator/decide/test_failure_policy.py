@@ -164,6 +164,14 @@ def test_a_pod_of_an_engine_that_says_nothing_is_named_and_not_the_one_that_lost
     assert [one.name for one in case.status.failed_nodes] == ["far"]
 
 
+def test_where_two_pods_of_an_engine_say_nothing_the_one_that_lost_them_is_named() -> None:
+    group = {"name": "gen", "replicas": 3, "gpus": 1, "podsPerEngine": 3}
+    case, pods = all_ready(generation={"topology": "Server", "server": {"groups": [group]}})
+    case.see(*pods[:2], failed("job-gen-0", ExitCode.PEER_LOST, "PeerLost"), *pods[3:], at=1)
+    case.see(*pods[:2], failed("job-gen-0", ExitCode.PEER_LOST, "PeerLost"), *pods[3:], at=47)
+    assert case.status.last_failure.pod == "job-gen-0"
+
+
 def test_a_deleted_follower_takes_its_engine_with_it() -> None:
     case, pods = _over_pods(2)
     pods["job-gen-1"] = pod("job-gen-1", uid="new")
