@@ -61,7 +61,8 @@ def multiplying(row, *, base_url, api_key, model):
     client = client_of(base_url, api_key)
     messages = [{"role": "system", "content": "Multiply."}, {"role": "user", "content": "6 x 7?"}]
     while True:
-        choice = client.chat.completions.create(model=model, messages=messages, tools=TOOLS).choices[0]
+        asks = {"messages": messages, "tools": TOOLS} | row.get("asks", {})
+        choice = client.chat.completions.create(model=model, **asks).choices[0]
         messages.append(choice.message.model_dump(exclude_none=True))
         if choice.finish_reason != "tool_calls":
             return float("42" in choice.message.content)

@@ -116,6 +116,10 @@ def test_parallel_and_malformed_calls(sessions):
     completion, _ = play(sessions, CONFIG, Engine(f"{CALL}\n{other}", "42 and 35."), "multiplying")
     assert completion.episode.num_calls == 2
     assert [one["content"] for one in completion.episode.messages if one["role"] == "tool"] == ["42", "35"]
+    engine = Engine(f"{CALL}\n{other}", "42.")
+    completion, _ = play(sessions, CONFIG, engine, "multiplying", asks={"parallel_tool_calls": False})
+    assert (completion.episode.reward, completion.episode.num_calls, completion.episode.forks) == (1.0, 1, ())
+    assert other in engine.tokenizer.decode(whole(completion)), "what was sampled is trained on"
     completion, _ = play(sessions, CONFIG, Engine("<tool_call>\n{broken"), "multiplying")
     assert (completion.episode.reward, completion.episode.num_calls) == (0.0, 0), "the program reads it as text"
 

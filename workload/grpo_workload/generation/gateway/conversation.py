@@ -134,6 +134,8 @@ class Conversation:
         text, content, found = self._words.read(turn.token_ids, tools)
         if not all(one.name for one in found):  # a malformed call without a name cannot be told as one
             content, found = text, []
+        if request.with_one_call:
+            found = found[:1]
         if context[0]:
             is_added = draft.add_context(*context)
             assert is_added, "`ask` has looked for room"

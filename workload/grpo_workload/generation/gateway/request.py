@@ -19,14 +19,13 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     "logit_bias": ({},),
-    "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
 """Parameters that a request may only set to what they are anyway."""
 _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 _READ = {"model", "messages", "tools", "tool_choice", "stop", "max_tokens", "max_completion_tokens", "stream"}
-_READ |= {"stream_options"}
+_READ |= {"stream_options", "parallel_tool_calls"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _PARTS = ("role", "content", "name", "tool_calls", "tool_call_id")
 """Parts of a message that are read."""
@@ -39,6 +38,7 @@ class ChatRequest:
     messages: list[Message]  # contents are texts; arguments of calls are objects where they are JSON objects
     tools: list[dict[str, Any]]
     max_tokens: int | None  # of the turn; None: as many as fit
+    with_one_call: bool = False  # the answer has the first call of the turn alone, as vLLM answers it
     streams: bool = False
     with_usage: bool = False  # at the end of a stream
 
@@ -74,6 +74,7 @@ def read_request(body: Any, training: TrainingConfig, model: str) -> ChatRequest
         messages=[_message(message, f"messages[{place}]") for place, message in enumerate(messages)],
         tools=tools,
         max_tokens=_max_tokens(given),
+        with_one_call=given.get("parallel_tool_calls") is False,
         streams=given.get("stream") is True,
         with_usage=isinstance(options, dict) and options.get("include_usage") is True,
     )

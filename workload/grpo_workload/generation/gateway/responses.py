@@ -114,7 +114,7 @@ class Responses:
             "metadata": self._body.get("metadata", {}),
             "model": self._model,
             "output": [],
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": self._body.get("parallel_tool_calls", True),
             "previous_response_id": self._body.get("previous_response_id"),
             "temperature": self._training.temperature,
             "text": {"format": {"type": "text"}},
