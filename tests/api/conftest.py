@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
+from grpo_cli.main import main
 from grpo_devcluster import binaries, packages
 from grpo_devcluster.controlplane import ControlPlane
 from support.cluster import reads
@@ -89,6 +91,13 @@ def jobs(operator: Operator, kubectl: Kubectl, namespace: str) -> Jobs:
     """GRPOJobs in the test's namespace, with the operator running."""
     operator.start()
     return Jobs(kubectl, namespace)
+
+
+@pytest.fixture
+def grpo(jobs: Jobs, kubeconfig: Path) -> Callable[..., Result]:
+    """`grpo("status", "job")` in the test's namespace."""
+    at = ["--kubeconfig", str(kubeconfig), "--namespace", jobs.namespace]
+    return lambda *args: CliRunner().invoke(main, [*args, *at])
 
 
 @pytest.fixture(scope="module")

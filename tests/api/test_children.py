@@ -158,21 +158,6 @@ def test_a_foreign_contract_is_not_adopted_and_no_pod_starts_until_it_is_gone(jo
     jobs.wait_for("held", "Blocked", "False")
 
 
-def test_copies_of_a_pods_labels_are_left_alone_and_not_waited_for(jobs: Jobs) -> None:
-    """A Service by kubectl expose has a pod's labels; so has a copy by kubectl debug."""
-    jobs.run("kept", failurePolicy={"backoffSeconds": 0})
-    jobs("expose", "pod", "kept-a-0", "--name=exposed", "--port=80")
-    copied = ("--copy-to=kept-debug", "--keep-labels", "--set-image=*=example.invalid/any")
-    jobs("debug", "kept-a-0", *copied)
-    theirs = [jobs.get("service", "exposed")["metadata"], jobs.get("pod", "kept-debug")["metadata"]]
-    assert [one["labels"]["training.grpo.dev/job"] for one in theirs] == ["kept", "kept"]
-    jobs.fail("kept-a-0")
-    jobs.wait_for_attempt("kept", 1)
-    now = [jobs.get("service", "exposed")["metadata"], jobs.get("pod", "kept-debug")["metadata"]]
-    assert [one["uid"] for one in now] == [one["uid"] for one in theirs]
-    assert not any("deletionTimestamp" in one for one in now)
-
-
 def test_pods_of_every_topology_pass_the_restricted_policy(jobs: Jobs, kubectl) -> None:
     kubectl("label", "namespace", jobs.namespace, "pod-security.kubernetes.io/enforce=restricted")
     roomy = {"trainer": {"groups": [{"name": "a", "gpus": 4}]}, "training": {"promptsPerStep": 8}}

@@ -31,15 +31,6 @@ def test_a_pod_evicted_by_its_kubelet_is_named_although_it_is_gone_within_millis
     assert LOW in message
 
 
-def test_a_pod_that_its_kubelet_refuses_is_reported_with_the_kubelets_message(jobs: Jobs) -> None:
-    jobs.run("refused", failurePolicy=WAITS)
-    said = "Allocate failed: no healthy devices"
-    jobs.report("refused-b-0", phase="Failed", reason="UnexpectedAdmissionError", message=said)
-    failure, restarts, message = _failure(jobs, "refused")
-    assert (failure["reason"], restarts["counted"]) == ("UnexpectedAdmissionError", 0)
-    assert "no healthy devices" in message
-
-
 def test_a_pod_preempted_by_the_scheduler_is_named_and_not_counted(jobs: Jobs, kubectl: Any) -> None:
     set_priorities(kubectl, urgent=1000)
     kubectl("label", "node", "kwok-000", "only=preempted", "--overwrite")
@@ -57,13 +48,6 @@ def test_a_pod_preempted_by_the_scheduler_is_named_and_not_counted(jobs: Jobs, k
     finally:
         kubectl("label", "node", "kwok-000", "only-")
         jobs("delete", "pod", "urgent", "--ignore-not-found", "--wait=false")
-
-
-def test_a_pod_that_somebody_deletes_by_force_is_named_and_counted(jobs: Jobs) -> None:
-    jobs.run("deleted", failurePolicy=WAITS)
-    jobs("delete", "pod", "deleted-b-0", "--force", "--grace-period=0")
-    failure, restarts, _ = _failure(jobs, "deleted")
-    assert (failure["reason"], failure["pod"], restarts["counted"]) == ("PodReplaced", "deleted-b-0", 1)
 
 
 def test_all_pods_of_a_job_are_in_one_rack_if_that_is_required_and_else_fill_racks(jobs: Jobs, kubectl: Any) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from grpo_cli.main import main
 from grpo_devcluster.progress import wait_until
 from support.control_plane.fake_nodes import fake_nodes
 from support.control_plane.operators import Jobs, conditions, make_job, outcome
@@ -39,7 +36,7 @@ def _say_of(jobs: Jobs, pod: str, *, waiting: str | None) -> None:
 
 
 def test_environment_pods_come_before_an_attempt_outlive_it_and_end_with_the_job(
-    jobs: Jobs, kubectl: Any, kubeconfig: Path
+    jobs: Jobs, kubectl: Any, grpo: Any
 ) -> None:
     jobs.kubectl("label", "namespace", jobs.namespace, "pod-security.kubernetes.io/enforce=restricted")
     jobs.apply(make_job("acts", **SPEC))
@@ -47,8 +44,7 @@ def test_environment_pods_come_before_an_attempt_outlive_it_and_end_with_the_job
     assert waits["message"].startswith("no GPU is asked for yet, as no environment pod of boxes is ready: ")
     _wait_for_message(jobs, "Scheduled", "acts-boxes-0: no node fits: ")
     assert jobs.replicas("acts") == {"acts-boxes": 2}
-    where = ("--kubeconfig", str(kubeconfig), "--namespace", jobs.namespace)
-    shown = " ".join(CliRunner().invoke(main, ["status", "acts", *where]).output.split())
+    shown = " ".join(grpo("status", "acts").output.split())
     for words in ("WaitingForEnvironments", "acts-boxes-0, acts-boxes-1", "boxes environment 0/2 2 x 0"):
         assert words in shown
 

@@ -9,7 +9,6 @@ from grpo_devcluster.progress import wait_until
 from support.control_plane.operators import Jobs, Operator, make_job
 
 AT_ONCE = {"backoffSeconds": 0}
-SERVER = {"topology": "Server", "server": {"groups": [{"name": "gen", "replicas": 2, "gpus": 1}]}}
 
 
 def test_a_failure_recreates_all_pods_with_the_next_contract(jobs: Jobs) -> None:
@@ -105,23 +104,6 @@ def test_eviction_restarts_and_is_not_counted(jobs: Jobs) -> None:
     assert (status["lastFailure"]["pod"], status["lastFailure"]["reason"]) == ("drained-b-0", "Evicted")
 
 
-def test_a_failed_engine_is_recreated_and_the_trainer_is_not(jobs: Jobs) -> None:
-    jobs.run("engines", generation=SERVER, failurePolicy={"onGenerationFailure": "RestartGeneration"})
-
-    def incarnation() -> int:
-        return {one["name"]: int(one["incarnation"]) for one in jobs.status("engines")["groups"]}["gen"]
-
-    uids = jobs.uids("engines")
-    assert json.loads(jobs.get("configmap", "engines-0")["data"]["contract.json"])["restartEngines"] is True
-    jobs.fail("engines-gen-1", "engine engines-gen-1 was killed", "EngineDied")
-    wait_until(lambda: incarnation() == 1, "another incarnation", 80, interval=0.2)
-    wait_until(lambda: jobs.uids("engines").get("engines-gen-1") not in (None, uids["engines-gen-1"]), "its pod", 30)
-    status = jobs.wait_for_attempt("engines", 0)
-    now = jobs.uids("engines")
-    assert {name for name in now if now[name] != uids[name]} == {"engines-gen-1"}
-    assert {m["pod"]: m["uid"] for m in status["members"]} == now
-
-
 def test_suspending_gives_the_gpus_back_and_the_shape_may_change_before_resuming(jobs: Jobs) -> None:
     """Suspending works also while every pass fails, because the job's Service is no longer its own."""
     jobs.run("paused")
@@ -153,40 +135,3 @@ def test_a_job_of_another_controller_is_left_alone(jobs: Jobs) -> None:
     jobs.apply(make_job("theirs", managedBy="kueue.x-k8s.io/multikueue"))
     jobs.run("ours", managedBy="training.grpo.dev/grpo-operator")
     assert jobs.status("theirs") == {"observedGeneration": 0}, "seen by nobody, and not taken for done"
-
-
-def test_pods_of_a_lost_node_are_recreated_on_other_nodes(jobs: Jobs, kubectl: Any) -> None:
-    """nodeLostSeconds counts from the time when the cluster marks the node not ready."""
-    labels = {"kubernetes.io/hostname": "dying", "tier": "dying"}
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "dying", "labels": labels}}
-    capacity = {"cpu": "64", "memory": "256Gi", "pods": "100", "nvidia.com/gpu": "8"}
-    kubectl("apply", "-f", "-", stdin=json.dumps(node))
-
-    def say(**status: Any) -> None:
-        kubectl("patch", "node", "dying", "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
-
-    say(capacity=capacity, allocatable=capacity, conditions=[_ready("True")])
-    prefers = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_prefers("dying")]}}
-    try:
-        jobs.apply(make_job("moved", failurePolicy=AT_ONCE | {"nodeLostSeconds": 1}, podTemplate={"affinity": prefers}))
-        wait_until(lambda: len(jobs.nodes("moved")) == 2 and "dying" in jobs.nodes("moved"), "a pod on the node", 30)
-        for name in ("moved-a-0", "moved-b-0"):
-            jobs.report(name, phase="Running", podIP="10.9.9.9", conditions=[_ready("True")])
-        jobs.wait_for("moved", "Running", "True")
-        say(conditions=[_ready("False")])
-        jobs.report("moved-b-0", conditions=[_ready("False")])
-        status = jobs.wait_for_attempt("moved", 1, timeout=120)
-        assert status["lastFailure"]["reason"] == "NodeLost"
-        assert status["restarts"] == {"total": 1, "counted": 0}
-        assert [n["name"] for n in status["avoidNodes"]] == ["dying"]
-    finally:
-        kubectl("delete", "node", "dying")
-
-
-def _ready(status: str) -> dict[str, str]:
-    times = dict.fromkeys(("lastHeartbeatTime", "lastTransitionTime"), "2026-01-01T00:00:00Z")
-    return {"type": "Ready", "status": status, "reason": "Test", "message": ""} | times
-
-
-def _prefers(tier: str) -> dict[str, Any]:
-    return {"weight": 100, "preference": {"matchExpressions": [{"key": "tier", "operator": "In", "values": [tier]}]}}

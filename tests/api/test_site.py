@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
-from grpo_cli.main import main as grpo
 from grpo_devcluster.progress import wait_until
 from grpo_operator.api.names import API_VERSION, DEFAULTS_KINDS, DEFAULTS_NAME
 from support.control_plane.operators import Jobs, make_job
@@ -71,13 +69,10 @@ def test_a_job_has_what_its_site_sets_and_keeps_it_in_later_attempts(site: Jobs)
     assert kept == {CLUSTER: "far", NAMESPACE: "near"}
 
 
-def test_render_and_status_say_where_values_are_from(site: Jobs, kubeconfig: Path, tmp_path: Path) -> None:
-    def run(*args: str) -> Result:
-        return CliRunner().invoke(grpo, [*args, "--kubeconfig", str(kubeconfig), "--namespace", site.namespace])
-
+def test_render_and_status_say_where_values_are_from(site: Jobs, grpo: Any, tmp_path: Path) -> None:
     manifest = tmp_path / "job.yaml"
     manifest.write_text(json.dumps(make_job("shown", commonLabels={"zone": "mine"})))
-    rendered = run("render", str(manifest), "--cluster")
+    rendered = grpo("render", str(manifest), "--cluster")
     for one in (
         f"# what the site sets for jobs of {site.namespace}",
         f"#   spec.commonLabels.site: near  ({NAMESPACE} default)",
@@ -88,11 +83,11 @@ def test_render_and_status_say_where_values_are_from(site: Jobs, kubeconfig: Pat
     children = [one for one in yaml.safe_load_all(rendered.output) if one["kind"] == "StatefulSet"]
     assert all(one["metadata"]["labels"].items() >= {"site": "near", "zone": "mine"}.items() for one in children)
     manifest.write_text(json.dumps(make_job("shown", commonAnnotations={"cost": "mine"})))
-    refused = run("render", str(manifest), "--cluster")
+    refused = grpo("render", str(manifest), "--cluster")
     assert (refused.exit_code, "enforces team" in refused.stderr) == (2, True)
 
     site.run("shown", commonLabels={"zone": "mine"})
-    said = run("status", "shown").output
+    said = grpo("status", "shown").output
     cluster = "commonAnnotations.cost, podTemplate.tolerations from GRPOClusterDefaults"
     assert f"{cluster}; commonLabels.site from GRPODefaults" in " ".join(said.split())
 

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from grpo_cli.cluster.kube import connect
 from grpo_cli.commands.ui import other_jobs
-from grpo_cli.main import main
 from grpo_cli.ui.cluster import ClusterSource
 from grpo_cli.ui.source import SourceError
 from grpo_spec.contract import Contract
@@ -39,7 +37,7 @@ def _place(jobs: Jobs, name: str, attempt: int, tmp_path: Path) -> Place:
 
 
 def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
-    browser: webdriver.Chrome, jobs: Jobs, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    browser: webdriver.Chrome, jobs: Jobs, grpo: Any, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs.run("shown", failurePolicy={"maxRestarts": 0}, rendezvous={"statusPort": free_ports(1)[0]})
     source = ClusterSource(connect(str(kubeconfig), None, jobs.namespace), "shown")
@@ -58,8 +56,7 @@ def test_a_job_has_its_curves_groups_pods_conditions_and_failure(
         wait_for("the ranks", lambda: "shown-b-0" in text(browser, "#rank-table tbody tr:nth-child(3)"))
         wait_for("the phase", lambda: text(browser, "#phase") == "Running")
         wait_for("the advice", lambda: "Advice run 3 engines in place of 2" in text(browser, "#banners"))
-        where = ["--kubeconfig", str(kubeconfig), "--namespace", jobs.namespace]
-        said = CliRunner().invoke(main, ["status", "shown", "--completions", *where])
+        said = grpo("status", "shown", "--completions")
         last = json.loads((RUN / "completions.jsonl").read_text().splitlines()[-1])
         assert said.exit_code == 0, said.output
         assert last["completion"].splitlines()[0] in said.output, "a completion of the newest step"

@@ -168,6 +168,8 @@ def test_missing_ranks_are_listed_by_cause() -> None:
 
     assert "math-b-0 (rank 2): no node fits: 0/8 nodes are available" in shown
     assert "ask for fewer: trainer.groups[].gpus" in shown
+    none = text(view(job("Pending", waits), pod("math-a-0", **unschedulable), pod("math-b-0", **unschedulable)))
+    assert "math-a-0, math-b-0 (ranks 0-2): no node fits: 0/8 nodes are available" in none
     gone = text(view(job("Starting", RUNNING | {"status": "False", "reason": "Starting"}), pod("math-a-0", **READY)))
     assert "math-b-0 (rank 2): does not exist yet" in gone
 

@@ -83,15 +83,6 @@ def test_a_job_owns_what_its_uid_controls_and_labels_say_nothing() -> None:
     assert seen.strange_pods == ("copy", "of-a-copy-0")
 
 
-def test_a_child_that_a_finalizer_holds_is_named() -> None:
-    case, pods = all_ready()
-    ours = ("GRPOJob", "job", "uid")
-    held = _seen([], [_made("ConfigMap", "job-7", ours, **HELD)]).children
-    said = find(case.see(*pods, children=held).status, Condition.RUNNING)
-    assert (said.status, said.reason) == ("True", "AllRanksRunning")
-    assert f"; ConfigMap job-7 was deleted, and its finalizers hold it ({HOLD})" in said.message
-
-
 def test_a_pod_that_lost_its_owner_is_waited_for_never_deleted_and_named() -> None:
     """As after `kubectl delete statefulset --cascade=orphan` of a job that is then suspended."""
     case, _ = all_ready()

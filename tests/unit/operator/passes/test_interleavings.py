@@ -251,25 +251,6 @@ def test_a_line_for_each_pass_says_what_it_saw_and_decided_and_when_it_looks_aga
     assert {(line["phase"], line["attempt"]) for line in stopped} >= {("Running", "0"), ("Restarting", "0")}
 
 
-def test_an_engine_that_the_job_does_not_need_fails_ever_again_and_only_its_own_pod_is_replaced() -> None:
-    policy = POLICY | {"maxRestarts": 0, "onGenerationFailure": "RestartGeneration"}
-    server = SERVER["server"] | {"elastic": {"replicas": 2, "maxReplicas": 3}}
-    world = running(failurePolicy=policy, generation=SERVER | {"server": server})
-    world.plans.start()
-    others = {pod["metadata"]["uid"] for pod in world.cluster.pods(job="a")[:-1]}
-    for _ in range(4):
-        spare = world.cluster.pods(job="a")[-1]
-        assert spare["metadata"]["name"] == "a-gen-1"
-        world.cluster.end_container(spare, ExitCode.RANK_FAILED, "EngineDied")
-        world.go_on(10)
-        pods = [pod["metadata"]["uid"] for pod in world.cluster.pods(job="a")]
-        assert others < {*pods}
-        assert spare["metadata"]["uid"] not in pods
-    status = world.status("a")
-    assert (status.phase, status.attempt, status.restarts.total, status.last_failure) == ("Running", 0, 0, None)
-    world.end()
-
-
 def test_what_an_older_crd_drops_is_written_once_and_known_as_long_as_the_operator_lives() -> None:
     """A CRD from before spare engines had a back-off of their own; the engine waits nevertheless."""
     policy = POLICY | {"maxRestarts": 0, "onGenerationFailure": "RestartGeneration", "backoffSeconds": 60}

@@ -1,6 +1,5 @@
 """Asserts that pods agree on ranks and their variables, and that contracts with inconsistent members are refused."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,29 +13,15 @@ from grpo_spec.contract import RANK_ENV, Contract
 from grpo_workload.launcher.place import Place
 from grpo_workload.launcher.rank_processes import added_variables
 from grpo_workload.pod.contract_file import ContractError
-from support.trainer.places import CONFIG
+from support.trainer.places import CONTRACT
 
 
 def contract_json(gpus: list[int]) -> dict[str, Any]:
     members = [
-        {
-            "pod": f"pod-{index}",
-            "group": "trainer",
-            "host": f"pod-{index}.job",
-            "gpus": count,
-            "rankOffset": sum(gpus[:index]),
-        }
-        for index, count in enumerate(gpus)
+        {"pod": f"pod-{n}", "group": "a", "host": f"pod-{n}.job", "gpus": count, "rankOffset": sum(gpus[:n])}
+        for n, count in enumerate(gpus)
     ]
-    return {
-        "contractVersion": 1,
-        "job": {"namespace": "ns", "name": "job", "uid": "u"},
-        "attempt": 3,
-        "device": "cpu",
-        "members": members,
-        "durable": False,
-        "config": CONFIG,
-    }
+    return {**CONTRACT, "members": members}
 
 
 def place_of(contract: Contract, pod: str) -> Place:
@@ -84,14 +69,3 @@ def test_ranks_that_overlap_or_leave_gaps_are_refused(gpus: list[int], data: st.
 def test_a_pod_that_is_not_a_member_is_refused() -> None:
     with pytest.raises(ContractError, match=r"POD_NAME 'pod-9' must name exactly one member .* pod-0, pod-1"):
         place_of(Contract.model_validate(contract_json([1, 2])), "pod-9")
-
-
-def test_the_place_is_read_from_the_variables(tmp_path: Path) -> None:
-    path = tmp_path / "contract.json"
-    path.write_text(json.dumps(contract_json([2, 1])))
-    environ = {"POD_NAME": "pod-1", "POD_UID": "uid-1", "GRPO_CONTRACT": str(path), "GRPO_STATE_DIR": str(tmp_path)}
-
-    place = Place.read(environ)
-
-    assert (place.group_rank, list(place.ranks), place.pod_uid, place.state_dir) == (1, [2], "uid-1", tmp_path)
-    assert [member.pod for member in place.others] == ["pod-0"]
