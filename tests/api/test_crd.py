@@ -17,12 +17,10 @@ from grpo_operator.api.crd import crd, whole_schema
 from grpo_operator.api.pod_template import MERGE_KEYS
 from support.control_plane.mutated_specs import mutated
 from support.control_plane.operators import Jobs, make_job
+from support.control_plane.refused_by_rules import GYM, RULES, reward
 from support.control_plane.refused_episodes import ACCEPTED, REFUSED
 from support.paths import EXAMPLES
 
-GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps": 5}
-RULE = {"name": "r", "reasons": ["NodeLost", "OOMkilled"], "action": "RestartFree"}
-PLAIN = {"engine": "Transformers"}
 REWARDS = [{"name": "right", "accuracy": {}}, {"name": "brief", "function": "mine:brief", "weight": 0.5}]
 WRITTEN = [
     *(("learningRate", text) for text in ("2e-5", "2E-5", ".5", "1_0e-7", "'2e-5'", "1:30", "+1e-6", "0x1")),
@@ -33,104 +31,16 @@ WRITTEN = [
 """Fields of `training`, and how people write their values."""
 
 
-def reward(**fields: object) -> dict:
-    """Return a change of a job: its only reward."""
-    return {"rewards": [{"name": "r"} | fields]}
-
-
-def engines(elastic: dict | None = None, **group: int) -> dict:
-    """Return a change of a job: engines of their own."""
-    server = {"groups": [{"name": "gen", "gpus": 1} | group]} | ({"elastic": elastic} if elastic else {})
-    return {"generation": {"topology": "Server", "server": server}}
-
-
-RLOO = {"advantageEstimator": "rloo", "multiObjectiveAggregation": "normalize_then_sum"}
-ROWS = {"name": "d", "config": "c"}
 SECRET = {"everySteps": 1, "uploadTo": "s3://key:secret@models"}
 TWICE = {"name": "g", "environments": ["e", "e"]}
-OVER_PODS = {"replicas": 2, "podsPerEngine": 2}
-UNREAD = [
-    ({"model": {"path": "/m", "name": None, "revision": "v1"}}, "revision needs name"),
-    ({"dataset": {"path": "/d", "config": "main"}}, "config needs name"),
-    ({"dataset": GYM["dataset"] | {"split": "test"}}, "split needs name or path"),
-    (reward(format={"tags": ["a"]}, memoryLimit="1Gi"), "memoryLimit needs function, factory or accuracy"),
-    (
-        reward(softOverlong={"maxLength": 1024, "cacheLength": 256}),
-        "maxLength less cacheLength must be less than training.maxCompletionLength",
-    ),
-    ({"storage": {"export": {"everySteps": 5, "lora": "adapters"}}}, "storage.export.lora adapters needs lora"),
-    ({"failurePolicy": {"rules": [RULE]}}, "reasons must be written as in status.lastFailure.reason"),
-    ({"network": {"rdmaCount": 4}}, "rdmaCount needs rdmaResource"),
-    (
-        {"generation": PLAIN | {"engineArgs": {"enforce_eager": True}}},
-        "engine Transformers has none of vLLM's settings",
-    ),
-    ({"generation": {"maxModelLen": 256}}, "maxModelLen must be more than training.maxCompletionLength"),
-    *(
-        ({"evaluation": GYM | {"metricForBestModel": metric}}, "must be a metric of evaluations")
-        for metric in ("reward", "eval/rewards/acuracy/mean")
-    ),
-]
-"""Settings that nothing would read, or that could not have the effect that they are set for."""
-
-
-OF_TRAINING: list[tuple[dict, str]] = [
-    ({"numGenerations": 1}, "spec.training.numGenerations in body should be greater than or equal to 2"),
-    (
-        {"maxStaleness": 1, "stepsPerGeneration": 2},
-        "maxStaleness over 0 needs stepsPerGeneration 1 and numIterations 1",
-    ),
-    ({"lossType": "cispo"}, "epsilonHigh is the largest ratio itself, at least 1"),
-    ({"lossType": "sapo", "delta": 4}, "bound the ratio in their own way: delta must not be set"),
-    ({"lossType": "gmpo", "importanceSamplingLevel": "sequence"}, "importanceSamplingLevel token would work"),
-    ({"epsilonHigh": 3, "delta": 4}, "delta must be more than 1 + epsilonHigh (or 1 + epsilon)"),
-    (RLOO, "advantageEstimator other than grpo needs multiObjectiveAggregation sum_then_normalize"),
-    ({"klInReward": True}, "klInReward needs beta over 0"),
-    ({"maxStaleness": 1, "maxResampleTimes": 1}, "maxStaleness over 0 needs maxResampleTimes 0"),
-    ({"presencePenalty": 0.5, "maxStaleness": 1}, "presencePenalty and frequencyPenalty need maxStaleness 0"),
-    ({"syncRefModel": True}, "syncRefModel needs beta over 0"),
-    ({"loss": "no_module"}, "spec.training.loss in body should match"),
-    ({"lrSchedulerType": "constant", "warmupSteps": 5}, "constant has no warm-up"),
-    ({"lrSchedulerKwargs": {"power": 2}}, "other values of lrSchedulerType take none"),
-    ({"learningRate": 0}, "spec.training.learningRate in body should be greater than 0"),
-    ({"learning_rate": 1e-6}, 'unknown field "spec.training.learning_rate"'),
-]
 BAD = [
-    ({"model": {"name": "a", "path": "/b"}}, "spec.model: Invalid value: exactly one of name, path must be set"),
-    ({"dataset": {}}, "spec.dataset: Invalid value: exactly one of name, path, reasoningGym must be set"),
-    ({"dataset": {"name": "d", "promptTemplate": "no place"}}, "promptTemplate must contain {prompt}"),
-    (reward(), "exactly one of accuracy, environment, exactMatch, "),
-    (reward(accuracy={}, env=["KEY"]), "env needs function or factory: built-in rewards read no variables"),
-    (
-        reward(softOverlong={"maxLength": 4, "cacheLength": 5}),
-        "cacheLength must not be more than maxLength; 4 would work",
-    ),
+    *RULES,
+    *REFUSED,
+    ({"training": {"numGenerations": 1}}, "spec.training.numGenerations in body should be greater than or equal to 2"),
+    ({"training": {"loss": "no_module"}}, "spec.training.loss in body should match"),
+    ({"training": {"learningRate": 0}}, "spec.training.learningRate in body should be greater than 0"),
+    ({"training": {"learning_rate": 1e-6}}, 'unknown field "spec.training.learning_rate"'),
     ({"rewards": []}, "spec.rewards in body should have at least 1 items"),
-    *(({"training": fields}, complaint) for fields, complaint in OF_TRAINING),
-    ({"training": {"syncRefModel": True, "beta": 0.1}, "lora": {"r": 8}}, "syncRefModel needs a job without lora"),
-    ({"lora": {"path": "/data/sft", "modulesToSave": ["lm_head"]}}, "path needs push merged"),
-    (engines() | {"lora": {"loadIn4Bit": True, "push": "adapters"}}, "loadIn4Bit needs push merged"),
-    (
-        {"lora": {"loadIn4Bit": True}, "parallelism": {"zeroStage": 3}},
-        "lora.loadIn4Bit needs parallelism.zeroStage 0, 1 or 2",
-    ),
-    (
-        {"device": {"type": "cpu"}, "model": {"name": "m", "dtype": "float16"}},
-        "model.dtype float16 needs device.type cuda",
-    ),
-    (
-        engines() | {"parallelism": {"offloadOptimizer": "generating"}},
-        "parallelism.offloadOptimizer generating needs generation.topology Colocate",
-    ),
-    (
-        {"lora": {"targetModules": ["all-linear", "lm_head"]}},
-        "targetModules must be either all-linear or names of modules",
-    ),
-    (
-        {"lora": {"targetModules": ["o_proj"], "modulesToSave": ["o_proj"]}},
-        "a module must not be in both targetModules and modulesToSave",
-    ),
-    ({"rendezvous": {"port": 2000, "statusPort": 2000}}, "port and statusPort must differ"),
     (
         {"podTemplate": {"env": [{"name": "RANK", "value": "7"}]}},
         "spec.podTemplate.env[0]: Invalid value: the operator and the launcher set this variable",
@@ -138,37 +48,12 @@ BAD = [
     ({"trainer": {"groups": [{"name": "a", "gpus": 1}] * 2}}, "spec.trainer.groups[1]: Duplicate value: "),
     ({"trainer": {"groups": [{"name": "a", "gpus": 0}]}}, "gpus in body should be greater than or equal to 1"),
     ({"podTemplate": {"hostPID": True}}, 'unknown field "spec.podTemplate.hostPID"'),
-    (
-        {"scheduling": {"timeoutSeconds": 601}},
-        "scheduling.timeoutSeconds must be at most rendezvous.timeoutSeconds, after which pods that run give up on "
-        "those that have no node; 600 would work",
-    ),
-    ({"cache": {"readOnly": True}}, "readOnly needs claimName"),
-    ({"dataset": ROWS, "evaluation": GYM | {"dataset": ROWS}}, "evaluation.dataset has the same rows as dataset"),
-    ({"evaluation": GYM | {"temperature": 0, "numGenerations": 2}}, "temperature 0 needs evaluation.numGenerations 1"),
-    (
-        {"evaluation": GYM | reward(stopped={}, timeoutSeconds=601)},
-        "evaluation.rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds, after which the other "
-        "ranks give up; 600 would work",
-    ),
     ({"storage": {"export": SECRET}}, "spec.storage.export.uploadTo in body should match"),
     ({"storage": {"claimName": "a..b"}}, "spec.storage.claimName in body should match"),
     ({"image": "my image:1"}, "spec.image in body should match"),
     ({"device": {"resourceName": "gpu"}}, "spec.device.resourceName in body should match"),
     ({"scheduling": {"topologyKey": "the rack"}}, "spec.scheduling.topologyKey in body should match"),
     ({"generation": {"kvCacheMemory": "0Gi"}}, "spec.generation.kvCacheMemory in body should match"),
-    (engines(podsPerEngine=2, replicas=3), "podsPerEngine must divide replicas, the number of pods"),
-    (engines(**OVER_PODS, tensorParallel=4), "tensorParallel must divide gpus x podsPerEngine"),
-    (
-        engines(elastic={"maxReplicas": 2}, **OVER_PODS),
-        "podsPerEngine of the first group must be 1 with elastic, which counts single pods",
-    ),
-    (
-        engines(**OVER_PODS) | {"lora": {"push": "adapters"}},
-        "lora.push adapters needs podsPerEngine 1 in all generation.server.groups",
-    ),
-    *UNREAD,
-    *REFUSED,
     ({"tools": [{"function": "a:f"}] * 2}, "spec.tools[1]: Duplicate value: "),
     ({"environments": [{"name": "e", "factory": "m:E"}] * 2}, "spec.environments[1]: Duplicate value: "),
     ({"environmentPods": {"groups": [TWICE]}}, "spec.environmentPods.groups[0].environments[1]: Duplicate value: "),

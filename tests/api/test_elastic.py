@@ -8,7 +8,7 @@ import pytest
 
 from grpo_devcluster.progress import wait_until
 from support.control_plane.fake_nodes import fake_nodes, set_priorities
-from support.control_plane.operators import Jobs, make_job
+from support.control_plane.operators import Jobs
 
 GENERATION = {
     "topology": "Server",
@@ -44,11 +44,6 @@ def test_engines_scale_while_the_job_runs(jobs: Jobs) -> None:
         patch = f'{{"spec": {{"generation": {{"server": {change}}}}}}}'
         with pytest.raises(RuntimeError, match=r"of generation, only replicas and minReplicas of server\.elastic can"):
             jobs("patch", "grpo", "elastic", "--type=merge", "-p", patch)
-
-
-def test_elastic_engines_need_ranks_that_go_on_without_them(jobs: Jobs) -> None:
-    with pytest.raises(RuntimeError, match=r"elastic needs failurePolicy\.onGenerationFailure RestartGeneration"):
-        jobs.apply(make_job("rigid", generation=GENERATION))
 
 
 def test_engines_of_a_lower_priority_give_way_and_come_back_while_the_trainer_runs(jobs: Jobs, kubectl: Any) -> None:

@@ -6,14 +6,17 @@ import pytest
 
 from grpo_operator.api.spec import parse_spec
 from support.control_plane.jobs import refusals, spec
+from support.control_plane.refused_by_rules import RULES
 from support.control_plane.refused_episodes import ACCEPTED, REFUSED
 
 WRONG = refusals(
     """\
-{model: {name: a, path: b}}
-    spec.model: exactly one of name, path must be set
 {training: {numGenerations: 1}}
     spec.training.numGenerations: Input should be greater than or equal to 2 (found 1)
+{lora: {r: 0}}
+    spec.lora.r: Input should be greater than or equal to 1
+{lora: {dropout: 1}}
+    spec.lora.dropout: Input should be less than 1
 {rewards: [{name: r, accuracy: {}, timeoutSeconds: 601}]}
     spec: rewards[].timeoutSeconds must be at most rendezvous.timeoutSeconds
 {trainer: {groups: [{name: A, gpus: 1}]}}
@@ -54,13 +57,14 @@ def test_an_error_names_the_field(change: dict, fault: str) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
+        *RULES,
         *REFUSED,
         ({"tools": [{"function": "a:f"}] * 2}, "tools has function 'a:f' twice"),
         ({"environments": [{"name": "e", "factory": "m:E"}] * 2}, "environments has name 'e' twice"),
         ({"environmentPods": {"groups": [{"name": "g", "environments": ["e", "e"]}]}}, "environments has 'e' twice"),
     ],
 )
-def test_tools_and_environments_that_do_not_fit_are_refused(change: dict, fault: str) -> None:
+def test_what_breaks_a_rule_is_refused_with_its_message(change: dict, fault: str) -> None:
     """By the API server as well: tests/api/test_crd.py."""
     with pytest.raises(ValueError, match=re.escape(fault)):
         parse_spec(spec(**change))

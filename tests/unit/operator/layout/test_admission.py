@@ -152,11 +152,6 @@ def test_names_of_existing_objects_may_have_dots() -> None:
             job(storage={"claimName": wrong})
 
 
-def test_a_cache_without_a_claim_cannot_be_read_only() -> None:
-    with pytest.raises(ValueError, match=r"spec\.cache: readOnly needs claimName"):
-        job(cache={"readOnly": True})
-
-
 def test_a_run_to_continue_needs_storage_that_may_hold_it() -> None:
     run = {"resumeFrom": "ns/other/5d1c"}
     assert "spec.storage.resumeFrom: pods have no storage" in (find_fault(job(storage=run), Allowed()) or "")

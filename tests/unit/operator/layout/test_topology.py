@@ -119,13 +119,8 @@ generation: {topology: NodeLocal, nodeLocal: {gpusPerNode: 1}}}  # 4 + 2 x 7 ran
 {trainer: {groups: [{name: a, gpus: 4}]},
 generation: {topology: NodeLocal, nodeLocal: {gpusPerNode: 2, enginesPerNode: 2, devices: [1, 1]}}}
     devices must name gpusPerNode different devices
-{device: {type: cpu}, model: {name: m, dtype: float16}}
-    float16 needs device.type cuda: hardly any CPU supports it; bfloat16 would work
 {model: {name: m, dtype: float16}, parallelism: {zeroStage: 0}}
     float16 needs parallelism.zeroStage 1, 2 or 3
-{generation: {topology: Server, server: {groups: [{name: g, gpus: 1}]}}, parallelism: {offloadOptimizer: generating}}
-    offloadOptimizer generating needs generation.topology Colocate: in other topologies vLLM has its own GPUs;
-    none or cpu would work
 {training: {stop: [</answer>], maxStaleness: 1}}
     training.stop needs generation.engine vLLM, and maxStaleness 0 where topology is Colocate
 {training: {stop: [</answer>]}, generation: {engine: Transformers}}
@@ -153,17 +148,6 @@ generation: {topology: NodeLocal, nodeLocal: {gpusPerNode: 2, enginesPerNode: 2,
     engine Transformers works only with topology Colocate
 {generation: {topology: Server, server: {groups: [{name: a, gpus: 1}]}}}
     groups of trainer.groups and generation.server.groups must have different names
-{lora: {push: adapters},
-generation: {topology: Server, server: {groups: [{name: g, gpus: 1, replicas: 2, podsPerEngine: 2}]}}}
-    lora.push adapters needs podsPerEngine 1 in all generation.server.groups
-{generation: {topology: Server, server: {groups: [{name: g, gpus: 1, replicas: 3, podsPerEngine: 2}]}}}
-    podsPerEngine must divide replicas, the number of pods
-{generation: {topology: Server, server: {groups: [{name: g, gpus: 1, replicas: 3, podsPerEngine: 3,
-tensorParallel: 4}]}}}
-    tensorParallel must divide gpus x podsPerEngine
-{generation: {topology: Server, server: {groups: [{name: g, gpus: 1, replicas: 2, podsPerEngine: 2}],
-elastic: {maxReplicas: 2}}}}
-    podsPerEngine of the first group must be 1 with elastic
 """
 )
 

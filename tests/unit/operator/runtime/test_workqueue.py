@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -16,6 +16,7 @@ from grpo_operator.runtime.workqueue import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS
 from support.control_plane.virtual_time import in_virtual_time
 
 Outcome = float | None | Exception
+Work = Callable[[str], Awaitable[float | None]]
 ROUNDING = 1e-6
 
 
@@ -51,11 +52,11 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _queue(passes: Passes, *, limit: int = 32, is_open: bool = True) -> tuple[WorkQueue[str], asyncio.Event]:
+def _queue(work: Work, *, limit: int = 32, is_open: bool = True) -> tuple[WorkQueue[str], asyncio.Event]:
     gate = asyncio.Event()
     if is_open:
         gate.set()
-    return WorkQueue(passes, Instruments(), gate=gate, limit=limit), gate
+    return WorkQueue(work, Instruments(), gate=gate, limit=limit), gate
 
 
 async def _woken(plan: Callable[[int], tuple[float, Outcome]]) -> Passes:
@@ -165,9 +166,7 @@ async def test_a_failing_key_does_not_delay_others_and_waiting_keys_hold_no_slot
         return outcome
 
     began: list[tuple[str, float]] = []
-    gate = asyncio.Event()
-    gate.set()
-    queue = WorkQueue(work, Instruments(), gate=gate, limit=1)
+    queue, _ = _queue(work, limit=1)
     queue.wake("fails")
     queue.wake("waits")
     await asyncio.sleep(0.1)
@@ -202,8 +201,7 @@ async def test_others_have_their_turn_between_two_passes_however_many_are_due() 
             order.append("other")
             await asyncio.sleep(0)
 
-    gate = asyncio.Event()
-    queue = WorkQueue(work, Instruments(), gate=gate)
+    queue, gate = _queue(work, is_open=False)
     keys = [str(number) for number in range(100)]
     for key in keys:
         queue.wake(key)

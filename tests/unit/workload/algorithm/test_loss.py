@@ -220,24 +220,6 @@ def test_with_ratios_of_sequences_all_tokens_are_clipped_or_none():
     assert sums["clip_ratio/high_mean"] / 4 == 0.5, "one sequence of two, whatever their lengths"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilonHigh is the largest ratio itself"),
-        ({"loss_type": "sapo", "delta": 2.0}, "delta must not be set"),
-        ({"kl_in_reward": True}, "klInReward needs beta over 0"),
-        ({"loss_type": "gmpo", "importance_sampling_level": "sequence"}, "importanceSamplingLevel token would work"),
-        ({"delta": 1.2}, "delta must be more than 1 \\+ epsilonHigh"),
-        ({"max_staleness": 1, "max_resample_times": 1}, "maxStaleness over 0 needs maxResampleTimes 0"),
-        ({"max_staleness": 1, "steps_per_generation": 2}, "needs stepsPerGeneration 1 and numIterations 1"),
-        ({"max_staleness": 1, "num_iterations": 2}, "needs stepsPerGeneration 1 and numIterations 1"),
-    ],
-)
-def test_fields_that_contradict_each_other_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        TrainingConfig(**options)
-
-
 def test_trls_means_count_tokens_that_the_model_was_not_run_on():
     sums = {"num_tokens": 4.0, "clip_ratio/low_mean": 1.0, "trained/entropy": 6.0}
     assert token_means(sums, 8) == {"clip_ratio/low_mean": 1 / 8, "trained/entropy": 6 / 4}

@@ -115,18 +115,6 @@ def test_metrics_of_an_evaluation():
     }
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"temperature": 0.001}, "must be 0 or at least 0.01"),
-        ({"temperature": 0, "numGenerations": 4}, "needs evaluation.numGenerations 1"),
-    ],
-)
-def test_what_cannot_be_sampled_is_refused(change, complaint):
-    with pytest.raises(ValidationError, match=complaint):
-        EvaluationConfig.model_validate({"dataset": GYM, "everySteps": 1} | change)
-
-
 def test_rows_that_are_trained_on_are_refused():
     for other, is_same in [({}, True), ({"split": "test"}, False), ({"promptTemplate": "{prompt}!"}, True)]:
         evaluation = {"dataset": {"name": "d", "split": "train", "shuffle": True} | other, "everySteps": 1}
