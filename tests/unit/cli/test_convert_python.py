@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,9 @@ def test_the_moved_code_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """In the processes of a rank, with what it needs of the script and nothing else."""
     (tmp_path / "train_code.py").write_text(text := _files(_convert(GUESS, server="games:80"))["train_code.py"])
     monkeypatch.syspath_prepend(tmp_path)
-    sessions = start(environments=[{"name": "guess", "factory": "train_code:Guess"}], wants_reward=True)
-    try:
+    with closing(start(environments=[{"name": "guess", "factory": "train_code:Guess"}], wants_reward=True)) as sessions:
         sessions.ready()
         (wrong, right) = asyncio.run(act(sessions, ("guess", {"number": 1}), ("guess", {"number": 7})))
-    finally:
-        sessions.close()
     assert (wrong.content, right.content) == ("wrong", "right\n  indented")
     said = ("url = 'http://games:80'", "args = SimpleNamespace(level='easy')", "Guess.rounds = 3", "import defaultdict")
     assert [one for one in said if one not in text] == []

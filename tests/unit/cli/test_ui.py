@@ -134,15 +134,6 @@ def test_logs_of_a_job_whose_pods_are_gone_are_those_that_its_claim_keeps(
     assert capsys.readouterr().out.splitlines() == (printed if has_logs else [])
 
 
-def test_repeated_steps_start_a_new_generation() -> None:
-    history = History()
-    history.add({"metrics": _steps(0, 5)})
-    history.add({"metrics": _steps(2, 4)})
-    sent = history.since(0, 4)
-    assert (sent["generation"], sent["after"]) == (1, -1)
-    assert [row["step"] for row in sent["metrics"]] == [2, 3]
-
-
 def test_answers_are_bounded() -> None:
     history = History()
     completions = [{"step": step, "completion": "x"} for step in range(5000)]

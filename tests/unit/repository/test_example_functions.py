@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,9 @@ def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 def reward(job: Job, name: str, **params: Any) -> Iterator[Any]:
     """Call a job's reward in its process: completions and columns in, rewards out. `params`: in place of its own."""
     (config,) = [one for one in job.spec.rewards if one.name == name]
-    process = RewardProcess(config.model_copy(update={"params": params} if params else {}), os.environ)
-    try:
+    with closing(RewardProcess(config.model_copy(update={"params": params} if params else {}), os.environ)) as process:
         process.ready()
         yield lambda completions, **columns: process.call({"completions": completions, "prompts": [], **columns}, 60)
-    finally:
-        process.close()
 
 
 def prepared(job: Job, row: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -97,6 +98,14 @@ async def start(pod_engines: PodEngines, contract: Contract) -> int:
         await asyncio.sleep(0.01)
 
 
+@pytest.fixture
+async def pod_engines() -> AsyncIterator[PodEngines]:
+    """Engines of a pod, which end with the test."""
+    made = PodEngines()
+    yield made
+    await made.stop()
+
+
 @pytest.mark.parametrize(
     ("status", "version", "changes", "refuses", "goes_on"),
     [
@@ -116,52 +125,44 @@ async def test_an_engine_goes_on_in_a_later_attempt_if_it_is_the_same_and_was_pu
     changes: dict[str, int],
     refuses: bool,
     goes_on: bool,
+    pod_engines: PodEngines,
 ) -> None:
     contract = serves(monkeypatch, file := tmp_path / "version", version, status)
     if refuses:
         file.with_suffix(".refuses").touch()
     raw = contract.model_dump(by_alias=True) | {"attempt": 1}
     raw["config"]["generation"] |= changes
-    pod_engines = PodEngines()
-    try:
-        first = await start(pod_engines, contract)
-        assert (await start(pod_engines, Contract.model_validate(raw)) == first) == goes_on
-        assert (file.read_text() == abandoned(1)) == goes_on, "ranks are told which they may use"
-    finally:
-        await pod_engines.stop()
+    first = await start(pod_engines, contract)
+    assert (await start(pod_engines, Contract.model_validate(raw)) == first) == goes_on
+    assert (file.read_text() == abandoned(1)) == goes_on, "ranks are told which they may use"
 
 
 async def test_an_engine_goes_on_once_more_after_a_rank_was_killed_before_its_first_push_had_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pod_engines: PodEngines
 ) -> None:
     contract = serves(monkeypatch, version := tmp_path / "version")
-    pod_engines, processes = PodEngines(), []
-    try:
-        for found in ("default", "7", abandoned(1), "4", abandoned(3), abandoned(4), abandoned(5)):
-            version.write_text(found)
-            processes.append(await start(pod_engines, contract))
-    finally:
-        await pod_engines.stop()
+    processes = []
+    for found in ("default", "7", abandoned(1), "4", abandoned(3), abandoned(4), abandoned(5)):
+        version.write_text(found)
+        processes.append(await start(pod_engines, contract))
     first, *later = processes
     assert later[:4] == [first] * 4
     assert len(set(processes)) == 3, "one that two attempts pushed nothing to is started again, and so is a new one"
 
 
-async def test_an_engine_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_an_engine_that_hangs_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pod_engines: PodEngines
+) -> None:
     contract = serves(monkeypatch, tmp_path / "version")
     monkeypatch.setattr(engines, "ANSWER_SECONDS", 0.1)
-    pod_engines = PodEngines()
-    try:
-        first = await start(pod_engines, contract)
-        os.kill(first, signal.SIGSTOP)
-        monkeypatch.setattr(EngineProcess.stop, "__defaults__", (0.1,))
-        assert await start(pod_engines, contract) != first
-    finally:
-        await pod_engines.stop()
+    first = await start(pod_engines, contract)
+    os.kill(first, signal.SIGSTOP)
+    monkeypatch.setattr(EngineProcess.stop, "__defaults__", (0.1,))
+    assert await start(pod_engines, contract) != first
 
 
 async def test_engines_that_go_on_are_watched_in_the_later_attempt_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, pod_engines: PodEngines
 ) -> None:
     caplog.set_level("INFO")
     contract = serves(monkeypatch, tmp_path / "version")
@@ -169,18 +170,14 @@ async def test_engines_that_go_on_are_watched_in_the_later_attempt_too(
     files = {"termination_log": tmp_path / "log", "contract_path": tmp_path / "contract.json"}
     pod = EnginePod(contract=contract, pod="engine-0", pod_uid="u", state_dir=tmp_path, **files)
     later = contract.model_copy(update={"attempt": 1})
-    pod_engines = PodEngines()
-    try:
-        first = await start(pod_engines, contract)
-        (tmp_path / "contract.json").write_text(later.model_dump_json(by_alias=True))
-        assert await run_once(pod, partial(run_engines, pod, pod_engines)) is None, "a later attempt begins"
-        pod = replace(pod, contract=later)
-        running = asyncio.create_task(run_once(pod, partial(run_engines, pod, pod_engines)))
-        while "attempt 1: engines go on" not in caplog.text:  # noqa: ASYNC110  # a log sets no event
-            await asyncio.sleep(0.01)
-        os.kill(first, signal.SIGKILL)
-        outcome = await running
-    finally:
-        await pod_engines.stop()
+    first = await start(pod_engines, contract)
+    (tmp_path / "contract.json").write_text(later.model_dump_json(by_alias=True))
+    assert await run_once(pod, partial(run_engines, pod, pod_engines)) is None, "a later attempt begins"
+    pod = replace(pod, contract=later)
+    running = asyncio.create_task(run_once(pod, partial(run_engines, pod, pod_engines)))
+    while "attempt 1: engines go on" not in caplog.text:  # noqa: ASYNC110  # a log sets no event
+        await asyncio.sleep(0.01)
+    os.kill(first, signal.SIGKILL)
+    outcome = await running
     assert outcome is not None
     assert (outcome.attempt, outcome.reason) == (1, "EngineDied")
