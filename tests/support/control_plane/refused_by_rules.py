@@ -1,6 +1,8 @@
 """Specs that break a rule about fields, which CEL, in the API server, and pydantic refuse with the same message."""
 
-GYM = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps": 5}
+from typing import Any
+
+GYM: dict[str, Any] = {"dataset": {"reasoningGym": {"dataset": "basic_arithmetic"}}, "everySteps": 5}
 RULE = {"name": "r", "reasons": ["NodeLost", "OOMkilled"], "action": "RestartFree"}
 PLAIN = {"engine": "Transformers"}
 
@@ -18,7 +20,7 @@ def engines(elastic: dict | None = None, **group: int) -> dict:
 
 RLOO = {"advantageEstimator": "rloo", "multiObjectiveAggregation": "normalize_then_sum"}
 ROWS = {"name": "d", "config": "c"}
-OVER_PODS = {"replicas": 2, "podsPerEngine": 2}
+OVER_PODS: dict[str, Any] = {"replicas": 2, "podsPerEngine": 2}
 UNREAD: list[tuple[dict, str]] = [
     ({"model": {"path": "/m", "name": None, "revision": "v1"}}, "revision needs name"),
     ({"dataset": {"path": "/d", "config": "main"}}, "config needs name"),

@@ -1,6 +1,7 @@
 """Sessions of tools and environments on real processes."""
 
 import os
+from contextlib import closing
 
 import pytest
 
@@ -12,22 +13,10 @@ def sessions():
     limited = {"function": f"{USER}:fail", "memoryLimit": "500Mi", "timeoutSeconds": 3}
     passing = {"function": f"{USER}:give", "env": ["SEARCH_KEY"]}
     environ = os.environ | dict.fromkeys(("SEARCH_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"), "sesame")
-    found = start(
-        "multiply",
-        "add",
-        "meet",
-        limited,
-        passing,
-        environments=[COUNTER],
-        wants_reward=True,
-        wants_state=True,
-        environ=environ,
-    )
-    try:
+    wanted = {"environments": [COUNTER], "wants_reward": True, "wants_state": True, "environ": environ}
+    with closing(start("multiply", "add", "meet", limited, passing, **wanted)) as found:
         found.ready()
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -80,8 +81,7 @@ async def episode(sessions, seed=(1 << 62) - 1):
 
 
 async def test_an_episode_says_and_is_the_same_as_beside_the_rank(rank):
-    local = start(*TOOLS, environments=[COUNTER], **WANTS)
-    try:
+    with closing(start(*TOOLS, environments=[COUNTER], **WANTS)) as local:
         local.ready()
         sessions = rank(**WANTS)
         assert sessions.schemas == local.schemas
@@ -89,8 +89,6 @@ async def test_an_episode_says_and_is_the_same_as_beside_the_rank(rank):
         assert await episode(sessions) == found
         assert found[5].content.endswith("[cut: the result has 10000000 letters]")
         assert (await episode(sessions, 1))[0] != found[0]
-    finally:
-        local.close()
 
 
 async def test_a_turns_calls_run_side_by_side_and_end_with_the_episodes_seconds(rank, tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from contextlib import closing
 
 import psutil
 import pytest
@@ -40,12 +41,9 @@ class Words:
 
 @pytest.fixture(scope="module")
 def sessions():
-    found = start(environments=[COUNTER], wants_reward=True)
-    try:
+    with closing(start(environments=[COUNTER], wants_reward=True)) as found:
         found.ready()
         yield found
-    finally:
-        found.close()
 
 
 def play(sessions, act=lambda number, num_turns, text: None, prompt=PROMPT, retries=2):

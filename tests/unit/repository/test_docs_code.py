@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -196,12 +197,9 @@ def _agents(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minimal = {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"name": "r", "accuracy": {}}]}
     config = TrainerConfig.model_validate(minimal | spec)
     if name == "agent":
-        sessions = gateway.start(config)
-        try:
+        with closing(gateway.start(config)) as sessions:
             completion, _ = gateway.play(sessions, config, gateway.Engine("50", " 70"), "", number=70)
             assert completion.episode.reward == 1 / 2
-        finally:
-            sessions.close()
         return
     calls = {
         "calculator": [("multiply", {"a": 6, "b": 7}, "42")],
@@ -219,12 +217,9 @@ def _agents(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return reward
 
     processes = Processes(config.tools, config.environments, os.environ)
-    sessions = RankSessions(processes, config, wants_reward=bool(config.environments))
-    try:
+    with closing(RankSessions(processes, config, wants_reward=bool(config.environments))) as sessions:
         sessions.ready()
         assert asyncio.run(play()) == (1.0 if config.environments else None)
-    finally:
-        sessions.close()
 
 
 def _python(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
