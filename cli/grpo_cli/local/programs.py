@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -30,9 +31,12 @@ def ask(program: str, asked: Mapping[str, Any]) -> Any:
     """Return what a program of the workload answers; CliError if it fails. While it waits for a hub that does not
     answer, its line about that goes to standard error.
     """
-    command = [sys.executable, "-m", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        output, errors = _communicate(process, json.dumps(asked).encode())
+    with tempfile.TemporaryFile() as question:  # a pipe's rest would never be sent once `communicate` has timed out
+        question.write(json.dumps(asked).encode())
+        question.seek(0)
+        command = [sys.executable, "-m", program]
+        with subprocess.Popen(command, stdin=question, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            output, errors = _communicate(process)
     if process.returncode:
         lines = errors.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         # The text of an exception may have further lines.
@@ -41,17 +45,16 @@ def ask(program: str, asked: Mapping[str, Any]) -> Any:
     return json.loads(output)
 
 
-def _communicate(process: subprocess.Popen[bytes], asked: bytes) -> tuple[bytes, bytes]:
+def _communicate(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """Return what a process writes to standard output and standard error until it ends; say that it waits for a hub."""
     from grpo_spec.reports import WAITS_FOR_HUB
 
-    question: bytes | None = asked  # communicate sends on what is left of it
     told = False
     while True:
         try:
-            return process.communicate(question, timeout=POLL_SECONDS)
+            return process.communicate(timeout=POLL_SECONDS)
         except subprocess.TimeoutExpired as waits:
-            question, said = None, (waits.stderr or b"").decode(errors="replace")
+            said = (waits.stderr or b"").decode(errors="replace")
         except BaseException:
             process.kill()
             raise

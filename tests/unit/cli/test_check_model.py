@@ -77,11 +77,12 @@ def test_jobs_that_differ_in_an_aspect_are_named() -> None:
 
 
 SILENT = """
-import os, threading
+import os, sys, threading
 from huggingface_hub import hf_hub_download
-from grpo_workload.data.hub_silence import announce_silence
-announce_silence()
-threading.Timer(8, lambda: (print("{}", flush=True), os._exit(0))).start()
+from grpo_workload.data import hub_silence
+hub_silence.SECONDS = 1
+hub_silence.announce_silence()
+threading.Timer(7, lambda: (print(len(sys.stdin.read()), flush=True), os._exit(0))).start()
 hf_hub_download("some/model", "config.json")
 """
 
@@ -95,10 +96,11 @@ def test_a_hub_that_does_not_answer_is_named_once(
         for name, value in {"HF_ENDPOINT": at, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-        assert programs.ask("silent", {"much": "x" * 200_000}) == {}
+        monkeypatch.setattr(programs, "POLL_SECONDS", 0.2)
+        assert programs.ask("silent", "x" * 200_000) == 200_002, "all is asked, however late it is read"
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"waits for the hub: {at} has not answered for 4 s"), err
+    assert err.startswith(f"waits for the hub: {at} has not answered for 1 s"), err
 
 
 def test_of_a_program_that_fails_the_exception_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
