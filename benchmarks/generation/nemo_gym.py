@@ -57,7 +57,7 @@ def train(folder: Path, python: str, steps: int) -> dict[str, Any]:
     prompts = [{"prompt": [{"role": "user", "content": "Unused."}], "gym": row} for row in rows if row.strip()]
     (folder / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in prompts))
     settings = spec(make_model(folder / "model"), folder / "rows.jsonl", steps)
-    variables = {"NEMO_GYM_PYTHON": python, "PYTHONPATH": os.pathsep.join(sys.path)}  # the program is one of the tests'
+    variables = {"NEMO_GYM_PYTHON": python, "PYTHONPATH": os.pathsep.join(sys.path)}
     found = run_job(folder, settings, steps, seconds=900, variables=variables, to_end=True)
     journals = folder.glob("run/*/data/*/*/*/journal/*/*/*.gz")
     groups = [json.loads(line) for file in journals for line in gzip.decompress(file.read_bytes()).splitlines()]
@@ -91,7 +91,7 @@ def spec(model: Path, rows: Path, steps: int) -> dict[str, Any]:
     """Return the spec of a job."""
     from support.trainer.tool_template import TOOL_TEMPLATE
 
-    program = {"name": "gym", "program": "support.trainer.with_nemo_gym:play", "timeoutSeconds": 200}
+    program = {"name": "gym", "program": "benchmarks.generation.nemo_gym_servers:play", "timeoutSeconds": 200}
     return {
         "device": {"type": "cpu"},
         "model": {"path": str(model), "dtype": "float32", "chatTemplate": TOOL_TEMPLATE},

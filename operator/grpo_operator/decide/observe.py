@@ -42,7 +42,7 @@ def pack(raw: dict[str, Any]) -> bytes:
 
 
 class Left(NamedTuple):
-    """What is known of a pod that still exists although it should end."""
+    """A pod that still exists although it should end."""
 
     why: str = ""  # what keeps it, if anything is known to
     killed: datetime | None = None  # when its kubelet kills what still runs in it, unless something keeps it

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import httpx
 
@@ -20,8 +21,9 @@ def started():
     with ExitStack() as stack:
         trials = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         ports = [trial.getsockname()[1] for trial in trials]
-    # With the pipe's last writer, an end of this process, the servers end too. -E: PYTHONPATH is of the other Python.
-    command = [os.environ["NEMO_GYM_PYTHON"], "-E", __file__, *map(str, ports)]
+    # With the pipe's last writer, an end of this process, the servers end too. -EP: PYTHONPATH is of the other Python,
+    # and this folder has a nemo_gym, too.
+    command = [os.environ["NEMO_GYM_PYTHON"], "-EP", __file__, *map(str, ports)]
     servers = subprocess.Popen(command, stdin=subprocess.PIPE)
     for port in ports:
         while servers.poll() is None:
@@ -72,9 +74,9 @@ def serve(ports):
         f"{one}_server": {"type": kind, "name": one}
         for one, kind in (("resources", "resources_servers"), ("model", "responses_api_models"))
     }
-    settings = {"base_url": "", "api_key": "", "model": ""}  # the episode's instead
+    settings: dict[str, Any] = {"base_url": "", "api_key": "", "model": ""}  # the episode's instead
     settings |= {"return_token_id_information": False, "uses_reasoning_parser": False}  # thoughts stay in the text
-    kinds = {
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
         "agent": (SimpleAgent, others),
         "resources": (SimpleWeatherResourcesServer, {"domain": "agent"}),
         "model": (EpisodeModel, settings),
