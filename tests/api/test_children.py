@@ -89,7 +89,7 @@ def test_passes_over_a_job_that_nothing_changes_cost_no_request(
     before, passes = requests(), operator.passes()
     for number in range(3):
         jobs("annotate", "grpo", "steady", f"wakes={number}", "--overwrite")
-        wait_until(lambda enough=passes + number: operator.passes() > enough, "one more pass", 30, interval=0.2)
+        wait_until(lambda enough=passes + number: operator.passes() > enough, "one more pass", 60, interval=0.2)
     assert requests() - before == Counter()
 
 
@@ -103,7 +103,7 @@ def test_a_child_deleted_or_changed_by_hand_is_restored_and_the_job_says_what_pr
     jobs("delete", "quota", "none")
     jobs("scale", "statefulset", "restored-b", "--replicas=3")
     wait_until(lambda: jobs.replicas("restored")["restored-b"] == 1, "the scale is back", 20)
-    wait_until(lambda: len(jobs.list("service", "training.grpo.dev/job=restored")) == 1, "the Service is back", 30)
+    wait_until(lambda: len(jobs.list("service", "training.grpo.dev/job=restored")) == 1, "the Service is back", 60)
 
 
 def test_what_a_later_attempt_leaves_out_is_removed_although_the_children_were_created(jobs: Jobs) -> None:

@@ -44,7 +44,7 @@ def test_a_pod_preempted_by_the_scheduler_is_named_and_not_counted(jobs: Jobs, k
         failure, restarts, message = _failure(jobs, "preempted")
         assert (failure["reason"], failure["node"], restarts["counted"]) == ("Preempted", "kwok-000", 0)
         assert "higher priority" in message
-        wait_until(lambda: jobs.get("pod", "urgent")["spec"].get("nodeName") == "kwok-000", "its place is taken", 30)
+        wait_until(lambda: jobs.get("pod", "urgent")["spec"].get("nodeName") == "kwok-000", "its place is taken", 60)
     finally:
         kubectl("label", "node", "kwok-000", "only-")
         jobs("delete", "pod", "urgent", "--ignore-not-found", "--wait=false")
@@ -69,7 +69,7 @@ def test_all_pods_of_a_job_are_in_one_rack_if_that_is_required_and_else_fill_rac
         assert len(set(racks("small"))) == 1
         apply("large", 8, "Required")
         assert "pod affinity rules" in jobs.wait_for("large", "Scheduled", "False", "Unschedulable")["message"]
-        wait_until(lambda: len(racks("large")) == 2, "a rack is full", 30, interval=0.1)
+        wait_until(lambda: len(racks("large")) == 2, "a rack is full", 60, interval=0.1)
         assert len(set(racks("large"))) == 1
         apply("wide", 8, "Preferred")
         jobs.wait_for("wide", "Running", "True")
@@ -94,7 +94,7 @@ def test_two_jobs_that_hold_each_others_gpus_both_run(jobs: Jobs, kubectl: Any) 
     with fake_nodes(kubectl, "pair", (100, 101), kept=[101]):
         for name, template in (("first", here), ("second", here | free)):
             jobs.apply(make_job(name, podTemplate=template, **spec))
-            wait_until(lambda name=name: "placement" in jobs.status(name), f"{name} holds a node", 30, interval=0.1)
+            wait_until(lambda name=name: "placement" in jobs.status(name), f"{name} holds a node", 60, interval=0.1)
         kubectl("taint", "node", "kwok-101", "kept-")
         wait_until(running, "one of them runs", 180, interval=0.2)
         (winner,) = running()

@@ -71,7 +71,7 @@ def test_a_job_that_does_not_fit_holds_nothing_and_jobs_that_fit_one_at_a_time_r
     jobs.finish_pod(f"{other}-b-0", 1, outcome(1))
     wait_until(lambda: f"{other}-1" in _groups(jobs), "its second attempt begins", 60, interval=0.2)
     jobs.wait_for(other, "Running", "True")
-    wait_until(lambda: f"{other}-0" not in _groups(jobs), "the first attempt's PodGroup is deleted", 30)
+    wait_until(lambda: f"{other}-0" not in _groups(jobs), "the first attempt's PodGroup is deleted", 60)
     assert jobs.nodes(other) == NODES
 
 
@@ -115,7 +115,7 @@ def test_a_job_that_restarts_in_place_keeps_its_nodes_although_another_waits_for
         found = [pod["metadata"].get("annotations", {}) for pod in jobs.pods("stays").values()]
         return {annotations.get("training.grpo.dev/attempt", "") for annotations in found}
 
-    wait_until(lambda: told() == {"1"}, "the pods' kubelets get to know it", 30, interval=0.2)
+    wait_until(lambda: told() == {"1"}, "the pods' kubelets get to know it", 60, interval=0.2)
     jobs.runs_again("stays-a-0", "stays-b-0")
     jobs.wait_for("stays", "Running", "True")
     assert [jobs.nodes("stays"), jobs.nodes("waits")] == [NODES, []]

@@ -96,7 +96,7 @@ def _wait_for_usage(jobs: Jobs, gpus: int) -> None:
         found = jobs.get("clusterqueue", jobs.namespace)["status"].get("flavorsReservation") or []
         return sum(int(one["total"]) for flavor in found for one in flavor["resources"] if one["name"] == GPU)
 
-    wait_until(lambda: reserved() == gpus, f"{gpus} GPUs of the quota are reserved", 30, interval=0.2)
+    wait_until(lambda: reserved() == gpus, f"{gpus} GPUs of the quota are reserved", 60, interval=0.2)
 
 
 def _workload(jobs: Jobs, job: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def test_environment_pods_are_admitted_with_the_job_and_their_quota_is_given_bac
     jobs.edit("acts", suspend=True)
     jobs.wait_for("acts", "Suspended", "True")
     assert not jobs.pods("acts")
-    wait_until(lambda: not jobs.list("workloads.kueue.x-k8s.io"), "its Workload is deleted", 30, interval=0.2)
+    wait_until(lambda: not jobs.list("workloads.kueue.x-k8s.io"), "its Workload is deleted", 60, interval=0.2)
 
 
 def test_a_job_waits_without_pods_until_its_quota_is_free_and_gives_it_back_when_it_ends(
@@ -133,7 +133,7 @@ def test_a_job_waits_without_pods_until_its_quota_is_free_and_gives_it_back_when
 ) -> None:
     jobs.apply(_queued("first"))
     jobs.wait_for("first", "Running", "True")
-    wait_until(lambda: _workload(jobs, "first")["conditions"].get("PodsReady") == ("True", "Started"), "PodsReady", 30)
+    wait_until(lambda: _workload(jobs, "first")["conditions"].get("PodsReady") == ("True", "Started"), "PodsReady", 60)
     assert [(one["name"], one["count"]) for one in _workload(jobs, "first")["spec"]["podSets"]] == [("a", 1), ("b", 1)]
     _wait_for_usage(jobs, 3)
     assert {*jobs.nodes("first")} <= {*NODES}
@@ -148,7 +148,7 @@ def test_a_job_waits_without_pods_until_its_quota_is_free_and_gives_it_back_when
         message = jobs.status("second")["summary"]["message"]
         return message.startswith(words) and "insufficient unused quota for nvidia.com/gpu" in message
 
-    wait_until(said, "the job quotes Kueue", 30, interval=0.2)
+    wait_until(said, "the job quotes Kueue", 60, interval=0.2)
     assert ("attempt" in waiting, jobs.pods("second")) == (False, {})
 
     jobs.succeed("first-a-0", "first-b-0")

@@ -40,7 +40,7 @@ def make(control_plane: ControlPlane, kubectl: Any, namespace: str, operator: Op
 
 def _stands_by(one: Operator) -> None:
     one.start()
-    wait_until(lambda: one.get("/readyz")[0] == 200, "it stands by", 30, interval=0.1)
+    wait_until(lambda: one.get("/readyz")[0] == 200, "it stands by", 60, interval=0.1)
     assert one.get("/healthz") == (200, "ok\n")
 
 

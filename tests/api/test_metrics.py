@@ -128,7 +128,7 @@ def test_every_query_of_the_dashboard_returns_data(prometheus: Prometheus, rende
         return not waiting
 
     try:
-        wait_until(all_answered, "data for every query", 30, interval=0.5)
+        wait_until(all_answered, "data for every query", 60, interval=0.5)
     except TimeoutError:
         pytest.fail("no data for:\n" + "\n".join(sorted(waiting)))
 
@@ -187,7 +187,7 @@ def test_jobs_are_counted_right_after_a_restart_and_after_deletion(
         own_jobs("delete", "grpojob", "failed")
         own_jobs.apply(make_job("third", suspend=True))
     expected = {"Running": 1.0, "Suspended": 1.0}
-    wait_until(lambda: _jobs_by_phase(operator, own_jobs.namespace) == expected, f"{expected} after a restart", 30)
+    wait_until(lambda: _jobs_by_phase(operator, own_jobs.namespace) == expected, f"{expected} after a restart", 60)
     own_jobs("delete", "grpojob", "restarted", "third")
     wait_until(lambda: not _jobs_by_phase(operator, own_jobs.namespace), "no job counted after all were deleted", 20)
 
@@ -198,7 +198,7 @@ def test_a_port_that_is_taken_ends_the_operator_with_an_error(operator: Operator
     other.start()
     try:
         complaint = f"--metrics-port {operator.metrics_port}: "
-        wait_until(lambda: complaint in other.log.read_text() and other.has_ended, "the end of the other operator", 30)
+        wait_until(lambda: complaint in other.log.read_text() and other.has_ended, "the end of the other operator", 60)
     finally:
         other.kill()
 

@@ -46,7 +46,7 @@ def test_a_pod_template_that_the_server_accepts_in_a_statefulset_but_not_in_a_po
     jobs.apply(make_job("template", podTemplate=bad))
     message = jobs.wait_for("template", "Scheduled", "False", "WaitingForPods")["message"]
     assert "template-a-0 is missing (kubectl describe statefulset template-a says why)" in message
-    wait_until(lambda: 'Not found: "nothing"' in jobs("describe", "statefulset", "template-a"), "the reason", 30)
+    wait_until(lambda: 'Not found: "nothing"' in jobs("describe", "statefulset", "template-a"), "the reason", 60)
     jobs.apply(make_job("template", suspend=True, podTemplate=bad))
     jobs.wait_for("template", "Suspended", "True")
     jobs.apply(make_job("template", suspend=True))

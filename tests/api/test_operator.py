@@ -25,7 +25,7 @@ def test_complete_once_every_pod_is_done_and_scaled_to_zero(jobs: Jobs) -> None:
     jobs.finish_pod("done-a-0", 0, outcome(0, progress=progress))
     condition = jobs.wait_for("done", "Complete", "True", "TrainingDone")
     assert "checkpoint ns/done/uid/checkpoints/step-5" in condition["message"]
-    wait_until(lambda: jobs.replicas("done") == {"done-a": 0, "done-b": 0}, "StatefulSets at 0", 30)
+    wait_until(lambda: jobs.replicas("done") == {"done-a": 0, "done-b": 0}, "StatefulSets at 0", 60)
     status = jobs.status("done")
     assert status["phase"] == "Succeeded"
     assert status["summary"]["step"] == "5/5"
@@ -70,7 +70,7 @@ def test_a_pod_template_that_the_api_server_refuses_is_reported_and_can_be_fixed
     path = f"/apis/training.grpo.dev/v1alpha1/namespaces/{jobs.namespace}/grpojobs"
     jobs("create", "--raw", path, "-f", "-", stdin=deep)
     why = ("get", "grpo", "deep", "-o", "jsonpath={.status.conditions[?(@.type=='Accepted')].message}")
-    wait_until(lambda: jobs(*why) == "spec.podTemplate.affinity.nodeAffinity: nested too deeply", "the refusal", 30)
+    wait_until(lambda: jobs(*why) == "spec.podTemplate.affinity.nodeAffinity: nested too deeply", "the refusal", 60)
     jobs("delete", "grpo", "deep")
     jobs.apply(make_job("template", podTemplate={"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}))
     condition = jobs.wait_for("template", "Accepted", "False", "InvalidSpec")
@@ -82,7 +82,7 @@ def test_a_pod_template_that_the_api_server_refuses_is_reported_and_can_be_fixed
     odd = {"resources": {"limits": None, "limit": {"cpu": "1"}}, "affinity": {"nodeAffinity": None}}
     jobs.apply(make_job("template", podTemplate={"volumes": [], "volumeMounts": [], **odd}))
     unknown = 'unknown field "spec.template.spec.containers[0].resources.limit"'
-    wait_until(lambda: unknown in jobs.condition("template", "Accepted")["message"], "the unknown field", 30)
+    wait_until(lambda: unknown in jobs.condition("template", "Accepted")["message"], "the unknown field", 60)
     assert not jobs.list("statefulset,service,configmap", "training.grpo.dev/job=template")
     odd["resources"] = {"limits": None}
     sidecar = {"name": "proxy", "image": "p", "restartPolicy": "Always"}

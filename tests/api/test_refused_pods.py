@@ -59,7 +59,7 @@ def _lacks_a_label(jobs: Jobs) -> None:
             return True
         return False
 
-    wait_until(is_in_force, "the policy is in force", 30, interval=0.5)
+    wait_until(is_in_force, "the policy is in force", 60, interval=0.5)
 
 
 def _meets_a_dead_webhook(jobs: Jobs) -> None:

@@ -76,7 +76,7 @@ def _go_back(control_plane: ControlPlane, jobs: Jobs) -> None:
         done = subprocess.run(["bash", "-ec", mine], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{mine}: {done.stderr}"
     assert re.search(rf"{jobs.namespace} +stays .*Running", done.stdout)
-    wait_until(lambda: not _knows_suspend(jobs), "the older CRD is served again", 30, interval=0.2)
+    wait_until(lambda: not _knows_suspend(jobs), "the older CRD is served again", 60, interval=0.2)
 
 
 def _run_with_an_older_crd(operator: Operator, jobs: Jobs) -> None:
@@ -85,7 +85,7 @@ def _run_with_an_older_crd(operator: Operator, jobs: Jobs) -> None:
     operator.start()
     jobs.run("later")
     lacks = "the CRD is older than this operator and lacks spec.suspend: kubectl apply --server-side -f crds/"
-    wait_until(lambda: lacks in operator.log.read_text()[log:], "the operator names the field", 30)
+    wait_until(lambda: lacks in operator.log.read_text()[log:], "the operator names the field", 60)
     assert operator.log.read_text()[log:].count(lacks) == 1
     with urllib.request.urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics", timeout=30) as answer:
         assert "\ngrpo_operator_crd_missing_fields 1.0\n" in answer.read().decode()
@@ -103,14 +103,14 @@ def test_a_crd_installed_by_hand_is_taken_over_upgraded_and_survives_with_its_jo
         with pytest.raises(RuntimeError, match=r'CustomResourceDefinition "grpo\w+\..* invalid ownership metadata'):
             helm("install", "mine", str(older), *where)
         helm("install", "mine", str(older), *where, "--take-ownership", "--force-conflicts")
-        wait_until(lambda: not _knows_suspend(jobs), "the older CRD is served", 30, interval=0.2)
+        wait_until(lambda: not _knows_suspend(jobs), "the older CRD is served", 60, interval=0.2)
         helm("upgrade", "mine", str(CHART), *where)
-        wait_until(lambda: _knows_suspend(jobs), "the newer CRD is served", 30, interval=0.2)
+        wait_until(lambda: _knows_suspend(jobs), "the newer CRD is served", 60, interval=0.2)
         _go_back(control_plane, jobs)
         _run_with_an_older_crd(operator, jobs)
         assert jobs.uids("stays") == pods
         helm("upgrade", "mine", str(CHART), *where)
-        wait_until(lambda: _knows_suspend(jobs), "the newer CRD is served again", 30, interval=0.2)
+        wait_until(lambda: _knows_suspend(jobs), "the newer CRD is served again", 60, interval=0.2)
         helm("uninstall", "mine", "--namespace", jobs.namespace)
         assert kubectl("get", "crd", *CRDS, "-o", "name")
         stays = jobs.get("grpo", "stays")

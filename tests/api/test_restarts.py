@@ -38,7 +38,7 @@ def test_the_job_fails_once_its_restarts_are_used_up(jobs: Jobs, kubectl: Any) -
         theirs |= {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}
         values = {"/status/conditions/-": theirs, "/status/throughput": 7}
         added = [{"op": "add", "path": path, "value": value} for path, value in values.items()]
-        wait_until(lambda: jobs.get("grpo", "spent")["spec"]["training"].get("fancy"), "the new default", 30)
+        wait_until(lambda: jobs.get("grpo", "spent")["spec"]["training"].get("fancy"), "the new default", 60)
         jobs("patch", "grpo", "spent", "--subresource=status", "--type=json", "-p", json.dumps(added))
         jobs.fail("spent-a-0")
         status = jobs.wait_for_attempt("spent", 1)
@@ -85,7 +85,7 @@ def test_an_operator_killed_at_any_moment_of_a_restart_continues_it(jobs: Jobs, 
             return moment() or jobs.status("killed")["attempt"] > attempt
 
         jobs.fail("killed-a-0")
-        wait_until(has_come, f"moment {attempt}", 30, interval=0.01)
+        wait_until(has_come, f"moment {attempt}", 60, interval=0.01)
         with operator.down():
             pass
         status = jobs.wait_for_attempt("killed", attempt + 1)
@@ -128,7 +128,7 @@ def test_an_ended_job_is_deleted_after_its_time_to_live(jobs: Jobs) -> None:
     jobs.run("brief", ttlSecondsAfterFinished=1)
     jobs.succeed("brief-a-0", "brief-b-0")
     wait_until(lambda: not jobs.list("grpo", ""), "the job is gone", 20)
-    wait_until(lambda: not jobs.list("statefulset,pod,configmap", "training.grpo.dev/job=brief"), "and all of it", 30)
+    wait_until(lambda: not jobs.list("statefulset,pod,configmap", "training.grpo.dev/job=brief"), "and all of it", 60)
 
 
 def test_a_job_of_another_controller_is_left_alone(jobs: Jobs) -> None:

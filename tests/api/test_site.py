@@ -32,7 +32,7 @@ def _wait_until_judged(jobs: Jobs, kind: str) -> str:
         conditions = found.get("status", {}).get("conditions", [])
         return [one["observedGeneration"] for one in conditions] == [found["metadata"]["generation"]]
 
-    wait_until(judged, f"{kind} is judged", 30, interval=0.2)
+    wait_until(judged, f"{kind} is judged", 60, interval=0.2)
     (condition,) = jobs.get(kind, DEFAULTS_NAME)["status"]["conditions"]
     return f"{condition['status']}: {condition['message']}"
 
