@@ -102,7 +102,7 @@ def test_a_child_deleted_or_changed_by_hand_is_restored_and_the_job_says_what_pr
     assert jobs.status("restored")["phase"] == "Running"
     jobs("delete", "quota", "none")
     jobs("scale", "statefulset", "restored-b", "--replicas=3")
-    wait_until(lambda: jobs.replicas("restored")["restored-b"] == 1, "the scale is back", 20)
+    wait_until(lambda: jobs.replicas("restored")["restored-b"] == 1, "the scale is back", 60)
     wait_until(lambda: len(jobs.list("service", "training.grpo.dev/job=restored")) == 1, "the Service is back", 60)
 
 

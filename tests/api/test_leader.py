@@ -97,5 +97,5 @@ def test_another_operator_takes_over_and_nothing_is_done_twice(
     assert audit.denials(control_plane.audit_log, user) == []
 
     third.signal(signal.SIGTERM)
-    wait_until(lambda: third.has_ended, "the orderly end", 20)
+    wait_until(lambda: third.has_ended, "the orderly end", 60)
     assert not jobs.get("lease", NAME)["spec"].get("holderIdentity"), "the Lease was not given back"

@@ -189,7 +189,7 @@ def test_jobs_are_counted_right_after_a_restart_and_after_deletion(
     expected = {"Running": 1.0, "Suspended": 1.0}
     wait_until(lambda: _jobs_by_phase(operator, own_jobs.namespace) == expected, f"{expected} after a restart", 60)
     own_jobs("delete", "grpojob", "restarted", "third")
-    wait_until(lambda: not _jobs_by_phase(operator, own_jobs.namespace), "no job counted after all were deleted", 20)
+    wait_until(lambda: not _jobs_by_phase(operator, own_jobs.namespace), "no job counted after all were deleted", 60)
 
 
 def test_a_port_that_is_taken_ends_the_operator_with_an_error(operator: Operator, tmp_path: Path) -> None:

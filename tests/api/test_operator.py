@@ -44,7 +44,7 @@ def test_a_replaced_pod_is_seen_by_an_operator_that_was_down(jobs: Jobs, operato
     uid = jobs.get("pod", "away-b-0")["metadata"]["uid"]
     with operator.down():
         jobs("delete", "pod", "away-b-0", "--force", "--grace-period=0")
-        wait_until(lambda: jobs.uids("away").get("away-b-0") not in (None, uid), "another pod", 20)
+        wait_until(lambda: jobs.uids("away").get("away-b-0") not in (None, uid), "another pod", 60)
     jobs.wait_for("away", "Failed", "True", "PodReplaced")
 
 

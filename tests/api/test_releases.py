@@ -136,7 +136,7 @@ def test_an_attempt_keeps_the_contract_that_another_release_of_the_operator_wrot
         jobs("delete", "configmap", "upgraded-0")
         jobs.apply(written)
     jobs("scale", "statefulset", "upgraded-b", "--replicas=3")
-    wait_until(lambda: jobs.replicas("upgraded")["upgraded-b"] == 1, "the operator corrects the scale", 20)
+    wait_until(lambda: jobs.replicas("upgraded")["upgraded-b"] == 1, "the operator corrects the scale", 60)
     assert jobs.get("configmap", "upgraded-0")["data"]["contract.json"] == contract
 
 

@@ -127,7 +127,7 @@ def test_suspending_gives_the_gpus_back_and_the_shape_may_change_before_resuming
 def test_an_ended_job_is_deleted_after_its_time_to_live(jobs: Jobs) -> None:
     jobs.run("brief", ttlSecondsAfterFinished=1)
     jobs.succeed("brief-a-0", "brief-b-0")
-    wait_until(lambda: not jobs.list("grpo", ""), "the job is gone", 20)
+    wait_until(lambda: not jobs.list("grpo", ""), "the job is gone", 60)
     wait_until(lambda: not jobs.list("statefulset,pod,configmap", "training.grpo.dev/job=brief"), "and all of it", 60)
 
 
