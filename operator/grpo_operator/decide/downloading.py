@@ -11,17 +11,12 @@ from grpo_operator.decide.blame import Reports
 from grpo_operator.decide.conditions import is_terminal
 from grpo_operator.decide.objects import condition
 from grpo_operator.decide.observe import Child, Observed, is_being_deleted
-from grpo_operator.decide.observed_pod import OUT_OF_MEMORY, ObservedPod
-from grpo_operator.layout.downloads import MOST_MEMORY, wanted_downloads
+from grpo_operator.decide.observed_pod import ObservedPod
+from grpo_operator.layout.downloads import wanted_downloads
 from grpo_operator.layout.job import Job
 from grpo_spec.lenient import clip, mapping, text
 from grpo_spec.reasons import Reason
 from grpo_spec.reports import ExitCode
-
-_OUT_OF_MEMORY = (
-    f"it exceeded its memory limit, podTemplate.resources.limits.memory but at most {MOST_MEMORY}: raise that if it is "
-    "less, else set cache.prefetch to false, and trainer pods download with the memory that they have"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +77,6 @@ def find_failure(observed: Observed, now: datetime) -> Failure | None:
     said = _failed_last(observed, failed.uid)
     outcome = said.outcome if said else None
     why = outcome.message if outcome else text(condition(mapping(failed.raw.get("status")), "Failed").get("message"))
-    why = why.replace(OUT_OF_MEMORY, _OUT_OF_MEMORY, 1)
     is_wrong = outcome is not None and (
         outcome.exit_code == ExitCode.CONFIG_ERROR or outcome.reason == Reason.CONFIG_ERROR
     )

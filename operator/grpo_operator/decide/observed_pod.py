@@ -13,6 +13,7 @@ from grpo_operator.api import names
 from grpo_operator.api.status import Disruption, MemberOutcome
 from grpo_operator.api.times import known_time
 from grpo_operator.decide.objects import Object, condition, controller_of, finalizers_of, labels_of
+from grpo_operator.layout.downloads import MOST_MEMORY
 from grpo_spec import lenient
 from grpo_spec.lenient import clip, mapping, mappings, number, text
 from grpo_spec.reasons import Reason
@@ -101,7 +102,7 @@ def read_pod(pod: Object) -> ObservedPod:
         unschedulable=_unschedulable(status),
         waiting=_waiting(status, container),
         restarts=number(container.get("restartCount"), 0),
-        endings=_endings(status, container),
+        endings=_endings(status, container, text(labels.get(names.LABEL_ROLE))),
         deletion_time=known_time(metadata.get("deletionTimestamp")),
         disruption=_disruption(status),
         prepared=_prepared(status),
@@ -208,7 +209,7 @@ def _each_once(said: str) -> str:
     return " ".join(kept.values())
 
 
-def _endings(status: Object, container: Object) -> tuple[Ending, ...]:
+def _endings(status: Object, container: Object, role: str) -> tuple[Ending, ...]:
     """Return how the launcher ended; empty while it runs.
 
     The first result may be in lastState: the kubelet has then restarted the container, which only waits, unless a later
@@ -216,7 +217,7 @@ def _endings(status: Object, container: Object) -> tuple[Ending, ...]:
     """
     states = [mapping(mapping(container.get(key)).get("terminated")) for key in ("lastState", "state")]
     if ended := [state for state in states if state]:
-        return tuple(map(_ending, ended))
+        return tuple(_ending(state, role) for state in ended)
     if status.get("phase") == "Failed":  # evicted, or refused by the kubelet: there is no container status
         reason = text(status.get("reason")) or Reason.POD_FAILED
         message = _joined(status.get("reason"), status.get("message")) or "the pod failed"
@@ -227,19 +228,23 @@ def _endings(status: Object, container: Object) -> tuple[Ending, ...]:
     return ()
 
 
-def _ending(ended: Object) -> Ending:
+def _ending(ended: Object, role: str) -> Ending:
     said, finished = text(ended.get("message")), known_time(ended.get("finishedAt"))
     try:
         raw = lenient.plain(from_json(said))
         result = lenient.read(Outcome, raw if isinstance(raw, dict) else {})
     except ValueError:  # no result of ours: the launcher never started, or the kernel killed it
-        return Ending(_unexplained(ended, said, finished))
+        return Ending(_unexplained(ended, said, finished, role))
     progress = None if result.progress is None else Progress.read(raw["progress"])
     outcome = _ended(result.exit_code, result.reason, result.message, finished)
     return Ending(outcome, result.attempt, progress)
 
 
-OUT_OF_MEMORY = "it exceeded its memory limit: raise podTemplate.resources.limits.memory"
+_MORE_MEMORY = "it exceeded its memory limit: raise podTemplate.resources.limits.memory"
+_MORE_MEMORY_TO_DOWNLOAD = (
+    f"it exceeded its memory limit, podTemplate.resources.limits.memory but at most {MOST_MEMORY}: raise that if it is "
+    "less, else set cache.prefetch to false, and trainer pods download with the memory that they have"
+)
 _NO_PACKAGE = re.compile(r"python[\d.]*: [^\n]*No module named '?grpo_workload\b[^\n]*\s*\Z")
 _NO_PYTHON = re.compile(r'exec: "python": executable file not found')
 
@@ -251,7 +256,7 @@ def _lacks_programs(exit_code: int, reason: str, said: str) -> bool:
     return exit_code == 1 and _NO_PACKAGE.search(said) is not None
 
 
-def _unexplained(ended: Object, said: str, finished: datetime | None) -> MemberOutcome:
+def _unexplained(ended: Object, said: str, finished: datetime | None, role: str) -> MemberOutcome:
     exit_code, reason = number(ended.get("exitCode"), -1), text(ended.get("reason")) or Reason.CONTAINER_ERROR
     if _lacks_programs(exit_code, reason, said):
         use = "use a workload image of the operator's release, or one made FROM it (docs/custom-image.md)"
@@ -260,7 +265,7 @@ def _unexplained(ended: Object, said: str, finished: datetime | None) -> MemberO
         exit_code, reason = -1, Reason.OUTCOME_MISSING
         said = f"the container exited 0 but wrote no result: is spec.image a workload image of grpo-operator?\n{said}"
     elif reason == "OOMKilled":
-        said = f"{OUT_OF_MEMORY}\n{said}"
+        said = f"{_MORE_MEMORY_TO_DOWNLOAD if role == names.ROLE_DOWNLOAD else _MORE_MEMORY}\n{said}"
     elif lines := said.strip().splitlines():
         said = said if len(lines) == 1 else f"{lines[-1]}\n{said}"
     else:

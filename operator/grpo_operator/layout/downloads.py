@@ -31,7 +31,8 @@ _OF_GPU_NODES = (
     *("resourceClaims", "schedulingGroup", "runtimeClassName"),
 )
 MOST_BYTES = 65_536
-"""Of a contract in the pod's command: Linux takes 131,072 bytes. Larger jobs are planned when they start."""
+"""Size of the largest contract that stands in the pod's command, of which Linux takes 131,072 bytes. Jobs with a larger
+one are planned when they start."""
 _VOLUMES = ("contract", "data", "state", "shm")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.api import names
 from grpo_operator.api.names import Condition
 from grpo_operator.api.pod_requests import PodRequests
 from grpo_operator.api.status import GRPOJobStatus
@@ -109,7 +110,8 @@ def test_out_of_memory_names_the_limit_that_its_pod_really_has() -> None:
     case = Fetching()
     case.made("Failed")
     exited = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": "downloads tiny"}}}
-    case.downloader = replace(pod_as_read("job-download-x", exited), role="download", controller="j")
+    labels = {"labels": {names.LABEL_ROLE: names.ROLE_DOWNLOAD}}
+    case.downloader = replace(pod_as_read("job-download-x", exited, metadata=labels), controller="j")
     case.look()
     assert "limits.memory but at most 8Gi: raise that if it is less, else" in case.status.summary.message
 
