@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from benchmarks.common.runs import about, append, measured, run_job
+from benchmarks.training.kills import make_model
 from benchmarks.training.kills_game import CALLS, STOPS
 
 MODULE = "benchmarks.generation.nemo_gym"
@@ -56,7 +57,7 @@ def train(folder: Path, python: str, steps: int) -> dict[str, Any]:
     rows = said(python, ROWS.format("resources_servers.example_single_tool_call")).splitlines()
     prompts = [{"prompt": [{"role": "user", "content": "Unused."}], "gym": row} for row in rows if row.strip()]
     (folder / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in prompts))
-    settings = spec(make_model(folder / "model"), folder / "rows.jsonl", steps)
+    settings = spec(make_weather_model(folder / "model"), folder / "rows.jsonl", steps)
     variables = {"NEMO_GYM_PYTHON": python, "PYTHONPATH": os.pathsep.join(sys.path)}
     found = run_job(folder, settings, steps, seconds=900, variables=variables, to_end=True)
     journals = folder.glob("run/*/data/*/*/*/journal/*/*/*.gz")
@@ -72,16 +73,10 @@ def train(folder: Path, python: str, steps: int) -> dict[str, Any]:
     }
 
 
-def make_model(folder: Path) -> Path:
+def make_weather_model(folder: Path) -> Path:
     """Write a random model that calls `get_weather`, and reads 2,048 tokens."""
-    from transformers import AutoTokenizer
-
-    from support.trainer.tiny_model import make_tiny_model
-
-    tokenizer = AutoTokenizer.from_pretrained(make_tiny_model(folder))
     text = json.dumps(CALLS).replace('"look"', '"get_weather"').replace('"text": "{content}"', '"city": "{content}"')
-    tokenizer.response_template = json.loads(text)
-    tokenizer.save_pretrained(folder)
+    make_model(folder, json.loads(text))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
     return folder

@@ -18,6 +18,7 @@ import os
 import random
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +141,14 @@ def command(process: psutil.Process | None) -> str:
     return ""
 
 
-def make_model(folder: Path) -> Path:
-    """Write a random model which calls `kills_game.Game`, as that file says."""
+def make_model(folder: Path, template: Mapping[str, Any] = CALLS) -> Path:
+    """Write a random model with a response template for calls: of `kills_game.Game`, as that file says."""
     from transformers import AutoTokenizer
 
     from support.trainer.tiny_model import make_tiny_model
 
     tokenizer = AutoTokenizer.from_pretrained(make_tiny_model(folder))
-    tokenizer.response_template = CALLS
+    tokenizer.response_template = template
     tokenizer.save_pretrained(folder)
     return folder
 
