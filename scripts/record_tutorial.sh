@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # From a clone and an empty cache to a model that from_pretrained loads, as a newcomer goes: `make demo`, then every
 # command of docs/tutorial.md on the same Kubernetes. Stores what they print, with their seconds, in
-# benchmarks/results/tutorial.txt. It works in a new folder with a home of its own, so it takes some 30 minutes on two processors.
+# benchmarks/results/tutorial.txt. It works in a new folder with a home of its own, so it takes some 30 minutes on two
+# processors.
 set -euo pipefail
 result=$(cd "$(dirname "$0")/.." && pwd)/benchmarks/results/tutorial.txt
 source=$(dirname "$result")/../..

@@ -1,4 +1,4 @@
-"""Says that the hub does not answer, while its client asks again and again: for a minute or two, without a word."""
+"""A line that says that the hub does not answer. Its client asks again for a minute or two, and prints nothing."""
 
 from __future__ import annotations
 

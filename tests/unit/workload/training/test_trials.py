@@ -1,4 +1,4 @@
-"""What the trials of an attempt have found holds for later attempts under the same conditions, and for no others."""
+"""Findings of an attempt's trials hold for later attempts under the same conditions, and for no others."""
 
 import pytest
 
