@@ -161,6 +161,8 @@ def verl(model: Path, folder: Path, device: str, longest: int) -> Command:
         f"{rollout}.max_num_seqs": engine.pop("max_num_seqs", SAMPLES),
         f"{rollout}.max_num_batched_tokens": engine.pop("max_num_batched_tokens"),
         f"{rollout}.enforce_eager": engine.pop("enforce_eager", False),
+        # vLLM 0.33 refuses a part of a push that has a tied head without its embedding.
+        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 4096,
         f"+{rollout}.enable_sleep_mode": is_gpu,
         f"{rollout}.free_cache_engine": is_gpu,
         f"{rollout}.agent.num_workers": NUM_PROMPTS if is_gpu else 1,

@@ -157,7 +157,7 @@ def test_the_gpu_lock_has_the_versions_of_the_newest_figures() -> None:
     newest = f"*_vllm{lock['vllm'].removesuffix('.0').replace('.', '')}.jsonl"
     folder = ROOT / "benchmarks/results"
     found = {one.name: _versions(one) for one in (folder / "train_families_h100.jsonl", *folder.glob(newest))}
-    assert {name.split("_")[0] for name in found} == {"train", "trainer", "staleness"}, found
+    assert {name.split("_")[0] for name in found} == {"train", "trainer", "staleness", "topologies"}, found
     for versions in found.values():
         assert {name: lock.get(name, version) for name, version in versions.items()} == versions
 

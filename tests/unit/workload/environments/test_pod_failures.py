@@ -130,7 +130,7 @@ async def test_a_pod_that_answers_pings_alone_has_a_deadline(serve, rank, monkey
     begun = time.monotonic()
     with pytest.raises(EnvironmentLostError, match=r"was lost in get_reward: it did not answer within 0.2 s"):
         await session.end()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20, "not the 30 s that a call may take"
     await session.close()
 
 
