@@ -24,7 +24,7 @@ async def test_an_environment_that_hangs_is_killed_with_what_it_started_while_ot
     with pytest.raises(EnvironmentLostError, match="was not done in hang within 3 s"):
         await stuck.call([ToolCall(name="hang", arguments={"folder": str(tmp_path)})], 60)
     for pid in (tmp_path / "pids").read_text().split():
-        wait_until(lambda pid=pid: not is_alive(pid), "its processes have ended", 10)
+        wait_until(lambda pid=pid: not is_alive(pid), "its processes have ended", 60)
     assert await ask(other, "append", number=4) == "[3, 4]"
     with pytest.raises(EpisodeTimeoutError):
         await other.call([ToolCall(name="pid", arguments={})], 0)
@@ -43,7 +43,7 @@ async def test_a_session_that_is_cancelled_leaves_no_process(sessions, tmp_path)
         await work
     await session.close()
     for pid in (tmp_path / "pids").read_text().split():
-        wait_until(lambda pid=pid: not is_alive(pid), "its processes have ended", 10)
+        wait_until(lambda pid=pid: not is_alive(pid), "its processes have ended", 60)
 
 
 async def test_processes_that_were_killed_are_replaced_and_none_is_left(own):
@@ -94,7 +94,7 @@ def test_processes_end_with_their_rank(tmp_path):
     found.append(parent_of(found[0]))
     rank.kill()
     rank.wait()
-    wait_until(lambda: not any(map(is_alive, found)), "its processes have ended", 10)
+    wait_until(lambda: not any(map(is_alive, found)), "its processes have ended", 60)
 
 
 async def test_many_episodes_may_begin_and_end_at_once(own):

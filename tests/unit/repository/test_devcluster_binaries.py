@@ -63,10 +63,10 @@ def test_a_call_that_waits_says_for_which_program(
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting.start()
-        wait_until(lambda: has_said("waiting for kube-apiserver, 0 of 13 built"), "the first program", timeout=10)
+        wait_until(lambda: has_said("waiting for kube-apiserver, 0 of 13 built"), "the first program", timeout=60)
         (folder / "kube-apiserver").touch()
-        wait_until(lambda: has_said("waiting for etcd, 1 of 13 built"), "the second program", timeout=10)
+        wait_until(lambda: has_said("waiting for etcd, 1 of 13 built"), "the second program", timeout=60)
         for name in binaries.PROGRAMS["cluster"]:
             (folder / name).touch()
-    waiting.join(timeout=10)
+    waiting.join(timeout=60)
     assert has_said(f"binaries are built: {folder}")

@@ -28,7 +28,7 @@ def test_a_program_is_started_once_found_again_and_ended(tmp_path: Path, detache
 def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     stubborn = daemon(tmp_path, "sh", "-c", "trap '' TERM; echo set; while :; do sleep 0.1; done")
     stubborn.start()
-    wait_until(lambda: "set" in stubborn.log.read_text(), "the trap is set", timeout=10)
+    wait_until(lambda: "set" in stubborn.log.read_text(), "the trap is set", timeout=60)
     stubborn.stop(grace=0.2)
     assert stubborn.pid() is None
 
@@ -45,7 +45,7 @@ def test_a_pid_that_another_process_reuses_is_not_taken(tmp_path: Path) -> None:
 def test_an_ended_program_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     broken = daemon(tmp_path, "sh", "-c", "echo no such flag; exit 1")
     broken.start()
-    wait_until(lambda: broken.pid() is None, "its end", timeout=10)
+    wait_until(lambda: broken.pid() is None, "its end", timeout=60)
     with pytest.raises(RuntimeError, match="no such flag"):
         broken.require()
     broken.stop()

@@ -183,10 +183,10 @@ async def test_a_connection_that_stops_forwarding_is_found_on_both_sides(pod, ra
     begun = time.monotonic()
     with pytest.raises(EnvironmentLostError, match=r"was lost in a call: it broke the connection: .*No PONG"):
         await ask(session, "total")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 25
     await session.close()
     while server._num_open:
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 25
         await asyncio.sleep(0.1)
     proxy.close()
 

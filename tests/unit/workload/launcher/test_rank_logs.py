@@ -10,7 +10,7 @@ from grpo_workload.launcher.rank_logs import LogCopies
 
 
 def wait_for(text: str, stream: io.StringIO) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while text not in stream.getvalue():
         assert time.monotonic() < end, stream.getvalue()
         time.sleep(0.01)

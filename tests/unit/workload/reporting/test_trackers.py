@@ -133,7 +133,7 @@ def test_wandb_offline_continues_the_jobs_run(tmp_path: Path, monkeypatch: pytes
         (tmp_path / JOB.run / "wandb").rename(tmp_path / f"wandb-{steps.start}")
     expected = {("6f0c", "sums", "arithmetic")}, [(1, 0.0), (2, 0.1), (2, 0.1), (3, 0.2)]
     try:  # another process writes the files, and may do so after it was asked to end
-        wait_until(lambda: _wandb_runs(tmp_path) == expected, "the records of both attempts", 20)
+        wait_until(lambda: _wandb_runs(tmp_path) == expected, "the records of both attempts", 60)
     except TimeoutError:
         assert _wandb_runs(tmp_path) == expected
 

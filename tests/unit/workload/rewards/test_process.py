@@ -295,7 +295,7 @@ def test_a_function_cannot_read_variables_or_memory_of_its_rank(tmp_path):
 def wait_for_the_end(pid: Path) -> None:
     """Wait until the process that a function noted has ended."""
     stat = Path("/proc", pid.read_text(), "stat")
-    wait_until(lambda: not stat.exists() or stat.read_text().split()[2] == "Z", "the process has ended", 10)
+    wait_until(lambda: not stat.exists() or stat.read_text().split()[2] == "Z", "the process has ended", 60)
 
 
 async def test_processes_that_a_function_started_end_with_it(tmp_path):

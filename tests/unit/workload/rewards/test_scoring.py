@@ -195,7 +195,7 @@ async def test_reasoning_gym_gets_the_stripped_text_and_the_entry():
 
 
 async def test_functions_run_concurrently():
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=60)
 
     def meets(prompts, completions):
         meeting.wait()
