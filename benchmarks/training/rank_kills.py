@@ -1,8 +1,8 @@
 """Seconds from SIGKILL of a rank to its next optimizer step, and where they go.
 
-    python -m benchmarks.training.rank_kills --output rank_kills_h100.jsonl
+    python -m benchmarks.training.rank_kills --output rank_kills_h200.jsonl
     python -m benchmarks.training.rank_kills --device cpu --size tiny --kills 3 --output rank_kills_cpu.jsonl
-    python -m benchmarks.training.rank_kills --summary rank_kills_h100.jsonl
+    python -m benchmarks.training.rank_kills --summary rank_kills_h200.jsonl
 
 A job with one trainer rank and a vLLM server on a pod of its own, by `grpo run`, with `restartStrategy: InPlace` and no
 back-off. Once it has a checkpoint, the rank is killed at a random moment of each second or third step that it takes.
