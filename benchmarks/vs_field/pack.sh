@@ -2,8 +2,8 @@
 # Packs verl and ms-swift, and what they need beside vLLM and what it needs, for a GPU machine with Python 3.12 and no network.
 #   pack.sh DEST    writes DEST/.gpufield0/part, .gpufield1/part ... of at most 44 MiB, of the folders verl/ and swift/
 # There: cat .gpufield*/part | xz -dT0 | tar -x -C FOLDER, then `--path verl=FOLDER/verl --path ms-swift=FOLDER/swift`.
+# Run it in the project's environment ($VIRTUAL_ENV): flash-attn's setup wants a torch to read the archive.
 set -euo pipefail
-# Needs the project's environment ($VIRTUAL_ENV): flash-attn's setup wants a torch to read the archive.
 DEST=$(realpath "$1"); W=$(mktemp -d); cd "$W"
 PACKAGES=$("$VIRTUAL_ENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 python3 -m venv build && build/bin/pip install -q setuptools wheel

@@ -130,7 +130,7 @@ async def test_a_pod_that_answers_pings_alone_has_a_deadline(serve, rank, monkey
     begun = time.monotonic()
     with pytest.raises(EnvironmentLostError, match=r"was lost in get_reward: it did not answer within 0.2 s"):
         await session.end()
-    assert time.monotonic() - begun < 20, "not the 30 s that a call may take"
+    assert time.monotonic() - begun < 5
     await session.close()
 
 
@@ -183,10 +183,10 @@ async def test_a_connection_that_stops_forwarding_is_found_on_both_sides(pod, ra
     begun = time.monotonic()
     with pytest.raises(EnvironmentLostError, match=r"was lost in a call: it broke the connection: .*No PONG"):
         await ask(session, "total")
-    assert time.monotonic() - begun < 25
+    assert time.monotonic() - begun < 10
     await session.close()
     while server._num_open:
-        assert time.monotonic() - begun < 25
+        assert time.monotonic() - begun < 10
         await asyncio.sleep(0.1)
     proxy.close()
 

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import io
-import time
 from pathlib import Path
 
+from grpo_devcluster.progress import wait_until
 from grpo_workload.launcher.rank_logs import LogCopies
-
-
-def wait_for(text: str, stream: io.StringIO) -> None:
-    end = time.monotonic() + 60
-    while text not in stream.getvalue():
-        assert time.monotonic() < end, stream.getvalue()
-        time.sleep(0.01)
 
 
 def test_a_line_is_copied_when_it_ends_and_the_last_one_at_the_end(tmp_path: Path) -> None:
@@ -23,7 +16,7 @@ def test_a_line_is_copied_when_it_ends_and_the_last_one_at_the_end(tmp_path: Pat
     with log.open("a") as file:
         file.write("first\nsec")
         file.flush()
-        wait_for("first", shown)
+        wait_until(lambda: "first" in shown.getvalue(), "the line is copied", 60)
         assert shown.getvalue() == "[rank 3] first\n"
         file.write("ond\nand no end")
     copies.finish()

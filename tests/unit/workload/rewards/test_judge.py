@@ -186,4 +186,4 @@ async def test_requests_end_with_the_rank():
         function.begin(make_prompt("2 + 2?", answer="4"), [make_completion("4")])
         start = time.monotonic()
         function.close()
-    assert time.monotonic() - start < 40
+    assert time.monotonic() - start < 10

@@ -97,7 +97,7 @@ def test_boxes(text, contents):
 @pytest.mark.parametrize(
     "text",
     [
-        "The answer is" + " " * 50_000 + "x\n" * 30_000,
+        "The answer is" + " " * 1_000_000 + "x\n" * 30_000,
         r"\boxed{1}" + " " * 1_000_000 + r"\boxed{2}",
         r"\boxed{ " * 200_000,
         "answer is " * 200_000,
