@@ -18,9 +18,13 @@ from benchmarks.common.lengths import PROMPT_TOKENS, entry_point
 VARIABLE = "GRPO_BENCH_WAVES"
 
 
-def variables(folder: Path, wanted: list[int], waves: Path) -> dict[str, str]:
-    """Return variables with which vLLM imposes these lengths and writes `waves`; `folder` gets the entry point."""
-    return entry_point(folder, "benchmarks.vs_field.clock:impose") | {VARIABLE: json.dumps([str(waves), wanted])}
+def variables(folder: Path, wanted: list[int], waves: Path, profiled: int | None = None) -> dict[str, str]:
+    """Return variables with which vLLM imposes these lengths and writes `waves`; `folder` gets the entry point.
+
+    `profiled`: number of a wave whose step is profiled; the line of the next wave's begin has what was seen.
+    """
+    given = json.dumps([str(waves), wanted, profiled])
+    return entry_point(folder, "benchmarks.vs_field.clock:impose") | {VARIABLE: given}
 
 
 class Waves:
@@ -56,9 +60,22 @@ def impose() -> None:
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    file, wanted = json.loads(os.environ[VARIABLE])
+    file, wanted, profiled = json.loads(os.environ[VARIABLE])
+    step: Any = None
 
     def write(line: dict[str, Any]) -> None:
+        nonlocal step
+        match line["wave"] - profiled if profiled is not None else None, "begin" in line:
+            case -1, True:
+                from benchmarks.vs_field.profile import Profiled
+
+                step = Profiled()
+            case 0, True:
+                step.begin()
+            case 0, False:
+                step.sampled()
+            case 1, True:
+                line |= {"profile": step.end()}
         with Path(file).open("a") as out:
             out.write(json.dumps(line) + "\n")
 

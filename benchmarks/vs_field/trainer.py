@@ -3,6 +3,7 @@
     python -m benchmarks.vs_field.trainer --side ours --side trl --runs 3 --output field.jsonl
     python -m benchmarks.vs_field.trainer --side verl --path verl=FOLDER/verl --lengths equal --output field.jsonl
     python -m benchmarks.vs_field.trainer --side ms-swift --device cpu --size tiny --output smoke.jsonl  # no figures
+    python -m benchmarks.vs_field.trainer --side ours --side trl --steps 1 --profile --output profile.jsonl
     python -m benchmarks.vs_field.trainer --summary field.jsonl
 
 Sides: this project, TRL, ms-swift and verl (`sides.py` has their settings). Each is installed in this environment, or
@@ -13,7 +14,8 @@ first request came and its last one ended (`clock.py`), the same for all sides. 
 the first of the next one. ms-swift and verl get PyTorch's attention under flash-attn's name (`flash_attn.py`).
 
 A line has the seconds of each step and of its samples, tokens per second, the peak of memory on the GPU as NVML counts
-it, and the share of the GPU's arithmetic (989 TFLOP/s) that 6 operations for each weight and trained token are.
+it, and the share of the GPU's arithmetic (989 TFLOP/s) that 6 operations for each weight and trained token are. With
+`--profile` it also has the kernels of one step (`profile.py`), whose seconds are no measure then.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from benchmarks.common.lengths import PROMPT_TOKENS, lengths
 from benchmarks.common.models import make_model
 from benchmarks.common.processes import ended_with
 from benchmarks.common.runs import JobError, about, append, measured
-from benchmarks.vs_field import clock, flash_attn
+from benchmarks.vs_field import clock, flash_attn, profile
 from benchmarks.vs_field.sides import SIDES
 
 MODULE = "benchmarks.vs_field.trainer"
@@ -61,12 +63,16 @@ LOG_LINES = 40  # shown of each log of a side that failed
 @click.option("--set", "changes", multiple=True, help="A further argument of the side, such as verl's a.b=c.")
 @click.option("--size", default="1.5", show_default=True, help="Billions of parameters, or tiny.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--profile", "profiles", is_flag=True, help="Profile the first measured step.")
 @click.option("--timeout", default=300, show_default=True, help="Longest time of a run, in seconds.")
 @click.option("--output", type=click.Path(path_type=Path))
 @click.option("--summary", type=click.Path(exists=True, path_type=Path), help="Print results as a table and exit.")
 def main(output: Path | None, summary: Path | None, side: tuple[str, ...], runs: int, **options: Any) -> None:
     if summary is not None:
-        click.echo(as_table([json.loads(line) for line in summary.read_text().splitlines()]))
+        lines = [json.loads(line) for line in summary.read_text().splitlines()]
+        click.echo(as_table(lines))
+        if any("profile" in line for line in lines):
+            click.echo(profile.as_table(lines))
         return
     if output is None or not side:
         raise click.UsageError("--side and --output, or --summary, are needed")
@@ -107,6 +113,7 @@ def run(
     size: str,
     device: str,
     timeout: int,
+    profiles: bool,
 ) -> dict[str, Any]:
     """Run a side until it has taken its steps; return what was measured. Raises JobError."""
     scale = 1 / 32 if size == "tiny" else 1.0
@@ -115,7 +122,7 @@ def run(
     (own := folder / "packages").mkdir()
     if side in ("ms-swift", "verl"):
         flash_attn.install(own)
-    environ = os.environ | clock.variables(folder / "plugin", wanted, waves)
+    environ = os.environ | clock.variables(folder / "plugin", wanted, waves, WARMUP if profiles else None)
     environ |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(own), path, environ["PYTHONPATH"]]))}
     environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "MODELSCOPE_CACHE": str(folder / "hub")}
     command = [sys.executable, *SIDES[side](model, folder, device, 64 if size == "tiny" else 2048), *changes]
@@ -132,7 +139,9 @@ def run(
                 used.append(_used())
             time.sleep(0.1)
     settings = [part.replace(str(folder), "FOLDER") for part in command[1:]]
-    found = summarise([json.loads(line) for line in waves.read_text().splitlines()], wanted, size)
+    events = [json.loads(line) for line in waves.read_text().splitlines()]
+    found = summarise(events, wanted, size)
+    found |= next(({"profile": one["profile"]} for one in events if "profile" in one), {})
     return {**found, "said": said(log.read_text(errors="replace"), steps), "settings": settings} | (
         {"memory_gib": round(max(used) / GIB, 2), "load": os.getloadavg()[0], "cpus": os.cpu_count()} if used else {}
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from benchmarks.common.runs import JobError
+from benchmarks.vs_field import profile
 from benchmarks.vs_field.clock import VARIABLE, Waves, variables
 from benchmarks.vs_field.sides import identity
 from benchmarks.vs_field.trainer import WARMUP, as_table, said, summarise
@@ -30,7 +31,7 @@ def test_each_wave_has_all_lengths_in_order_and_ends_with_its_last_request() -> 
 
 def test_the_engine_is_told_the_lengths_and_the_file(tmp_path: Path) -> None:
     given = variables(tmp_path, WANTED, tmp_path / "waves.jsonl")
-    assert json.loads(given[VARIABLE]) == [str(tmp_path / "waves.jsonl"), WANTED]
+    assert json.loads(given[VARIABLE]) == [str(tmp_path / "waves.jsonl"), WANTED, None]
     assert "benchmarks.vs_field.clock:impose" in next(tmp_path.glob("*/entry_points.txt")).read_text()
 
 
@@ -53,6 +54,22 @@ def test_parts_of_steps_are_read_from_a_log() -> None:
     lines = [f"step:{step} - timing_s/gen:{4.0 + step} - timing_s/step:1{step}.5 - perf/mfu:0.1" for step in range(4)]
     assert said("\n".join(lines), 3) == {"gen": 6.0, "step": 12.5}
     assert said("nothing", 3) == {}
+
+
+def test_kernels_of_a_window_are_counted_once_where_they_overlap() -> None:
+    second = 10**9
+    events = [
+        (0, second, "nvjet_sm90_before"),
+        (10 * second, 3 * second, "nvjet_sm90_tst"),
+        (11 * second, second, "void cutlass::device_kernel<flash::FlashAttnFwdSm90"),
+        (12 * second, 2 * second, "_swiglu_forward_kernel"),
+        (20 * second, second, "Memcpy DtoH"),
+    ]
+    seen = profile.kernels(events, 10 * second, 20 * second)
+    assert (seen["seconds"], seen["gpu_seconds"], seen["kernels"]) == (10.0, 4.0, 3)
+    assert seen["kinds"] == {"products": 3.0, profile.OTHER: 2.0, "attention": 1.0}
+    row = "| ours | rest | 10.00 | 4.00 | 0.00 | 1.00 | 3.00 | 0.00 | 0.00 | 2.00 |"
+    assert profile.as_table([{"side": "ours", "profile": {"rest": seen}}, {"side": "trl"}]).splitlines()[2:] == [row]
 
 
 def test_other_lengths_are_no_result() -> None:
