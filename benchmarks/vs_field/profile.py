@@ -31,7 +31,9 @@ class Profiled:
         import torch
 
         known = torch.profiler.ProfilerActivity
-        self._profiler = torch.profiler.profile(activities=[known.CUDA if torch.cuda.is_available() else known.CPU])
+        self._profiler: Any = torch.profiler.profile(
+            activities=[known.CUDA if torch.cuda.is_available() else known.CPU]
+        )
         self._profiler.prepare_trace()
         self._times = list[int]()  # nanoseconds since 1970, as those of kernels
 
