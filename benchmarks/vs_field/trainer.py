@@ -76,6 +76,8 @@ def main(output: Path | None, summary: Path | None, side: tuple[str, ...], runs:
         return
     if output is None or not side:
         raise click.UsageError("--side and --output, or --summary, are needed")
+    if options["profiles"] and "verl" in side:
+        raise click.UsageError("--profile sees one process, and verl samples in another one than it trains in")
     failed, device, kind = 0, options["device"], options["kind"]
     paths = dict(one.split("=", 1) for one in options.pop("path"))
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch:
