@@ -59,7 +59,7 @@ def train(folder, plan):
     job["training"] |= {"maxSteps": STEPS, "learningRate": 1e-3}
     job["storage"] = {"checkpointEverySteps": 3, "keep": 2}
     killer = Killer(folder, plan)
-    shown = {"VLLM_LOGGING_LEVEL": "INFO"}  # tests of ranks in this process may have set another, and FORGETS is INFO
+    shown = {"VLLM_LOGGING_LEVEL": "INFO"}  # of FORGETS; TRL, which tests of benchmarks import, sets ERROR
     rows = run_job(folder, job, STEPS, seconds=SECONDS, variables=shown, watch=killer, to_end=True)
     assert not killer.left, "the job ended before all kills"
     return rows

@@ -71,9 +71,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, log: StartLog, *, data_
     contract, resumed, start = resume(contract, checkpoints, rank, world_size)
     log.done("checkpoint")
     config = contract.config
-    trials = read_trials(contract, run_dir)
-    if trials.found is None:  # else an earlier attempt came further with the same
-        check_model(contract, rank)
+    check_model(contract, rank)
     sessions = start_sessions(contract, rank, state_dir)
     tools = sessions.schemas if sessions else None
     tokenizer, source, rewards, data = load_data(contract, resumed, tools)
@@ -83,6 +81,7 @@ def load(contract: Contract, event_loop: asyncio.Runner, log: StartLog, *, data_
     prompts, longest = start_prompts(contract, source, rewards, share, start.step, state_dir)
     episodes = make_episodes(config, tokenizer, sessions, [*rewards, *(evaluation.rewards if evaluation else ())])
     log.done("data")
+    trials = read_trials(contract, run_dir)
     policy = build_policy(contract, rank, resumed, tokenizer.pad_token_id, trials, log)
     weight_check = WeightCheck(config, tokenizer)
     generator = start_generator(contract, rank, policy, tokenizer, start.weight_version, weight_check, episodes)
