@@ -1,6 +1,7 @@
 """One rank: `python -m grpo_workload.rank`, which the launcher starts with torchrun's variables.
 
 torch, DeepSpeed and vLLM read variables during import. So this module sets them before it imports the training loop.
+A rank that is started ahead of its attempt (`launcher.start_ranks`) imports it too, and waits before it takes a GPU.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from grpo_spec.schema import WITHOUT_RULES
 from grpo_workload.ranks import environment
 from grpo_workload.ranks.kept_objects import kept_objects
 from grpo_workload.reporting.progress_files import write_phase
+from grpo_workload.reporting.start_log import process_seconds
 
 
 def main() -> ExitCode:
@@ -31,17 +33,26 @@ def main() -> ExitCode:
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s rank {os.environ['RANK']} %(levelname)s %(name)s: %(message)s"
     )
-    contract = Contract.model_validate_json(
-        Path(os.environ.get(ENV_CONTRACT, CONTRACT_PATH)).read_text(), context=WITHOUT_RULES
-    )
+    contract, waits, since = _read_contract(), os.environ.pop(environment.ENV_WAITS, None), 0.0
     environment.prepare(contract.device, os.environ, is_engine_split=contract.config.generation.is_split_over_ranks)
     data_dir, state_dir = Path(os.environ.get(ENV_DATA_DIR, DATA_DIR)), Path(os.environ.get(ENV_STATE_DIR, STATE_DIR))
-    write_phase(state_dir, int(os.environ["RANK"]), "Loading")
+    if not waits:
+        write_phase(state_dir, int(os.environ["RANK"]), "Loading")
 
     with kept_objects():
         from grpo_workload.training.train import run_rank
 
-    return run_rank(contract, data_dir=data_dir, state_dir=state_dir)
+    if waits:
+        if not (at := sys.stdin.readline()):  # the launcher has ended
+            return ExitCode.STOPPED
+        contract, since = _read_contract(), process_seconds(float(at))
+        write_phase(state_dir, int(os.environ["RANK"]), "Loading")
+    return run_rank(contract, data_dir=data_dir, state_dir=state_dir, since=since)
+
+
+def _read_contract() -> Contract:
+    path = Path(os.environ.get(ENV_CONTRACT, CONTRACT_PATH))
+    return Contract.model_validate_json(path.read_text(), context=WITHOUT_RULES)
 
 
 if __name__ == "__main__":

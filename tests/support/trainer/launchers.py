@@ -24,7 +24,7 @@ from support.trainer.places import CONTRACT
 from support.trainer.rank_server import SERVERS, TRAINING, Rank
 
 T = TypeVar("T")
-QUICK = {"watch": 0.2, "retry": 0.1, "report": 0.5, "lost": 1.5, "rank_grace": 2}
+QUICK = {"watch": 0.2, "retry": 0.1, "report": 0.5, "lost": 1.5, "rank_grace": 2, "ahead": 0.2}
 DEADLINE = 60.0
 
 RANK_PRELUDE = """
@@ -43,6 +43,10 @@ def sum_over_ranks():
 def mark(name):
     with (STATE / name).open("a") as file:
         file.write(f"{RANK}\\n")
+if os.environ.pop("GRPO_RANK_WAITS", None):
+    mark("ahead")
+    if not sys.stdin.readline():
+        sys.exit()
 @record
 def main():
 """

@@ -138,7 +138,9 @@ def test_a_restarted_launcher_holds_and_runs_nothing_again(make_world):
     first = pod.ends()
     pod.start()
 
-    eventually(lambda: pod.termination_log.exists() and pod.json("/identity"), "the launcher holds")
+    eventually(
+        lambda: pod.termination_log.exists() and pod.marks("ahead"), "the launcher holds, with a rank that waits"
+    )
     assert pod.get("/readyz")[0] == 503
     assert pod.get("/healthz")[0] == 200
     assert pod.json("/identity")["ended"]["reason"] == "RankFailed"
@@ -146,16 +148,21 @@ def test_a_restarted_launcher_holds_and_runs_nothing_again(make_world):
 
     assert pod.ends() == first
     assert pod.marks("ran") == [0]
+    assert not pod.rank_pids()
 
 
 def test_launchers_that_hold_begin_a_later_attempt_in_the_same_process(make_world):
     later = "(STATE / 'attempt-5').exists()"
     fails = f"    if RANK == 1 and not {later}: raise RuntimeError('no luck')\n"
-    world = make_world([1, 1], f"{fails}    if {later}: mark('ran')\n    sum_over_ranks()\n")
+    ran = f"    if {later}: mark('ran'); (STATE / 'pid').write_text(str(os.getpid()))\n"
+    world = make_world([1, 1], f"{fails}{ran}    sum_over_ranks()\n")
     assert [pod.ends().reason for pod in world.start()] == ["PeerLost", "RankFailed"]
     first, second = world.start()
     eventually(lambda: all((pod.json("/identity") or {}).get("ended") for pod in world.pods), "both hold")
     assert json.loads(second.termination_log.read_text())["attempt"] == 4
+    eventually(lambda: first.marks("ahead") and second.marks("ahead"), "ranks are started ahead")
+    (killed,), (waiting,) = first.rank_pids(), second.rank_pids()
+    os.kill(killed, signal.SIGKILL)
 
     world.announce(3)
     world.announce(5)
@@ -164,6 +171,8 @@ def test_launchers_that_hold_begin_a_later_attempt_in_the_same_process(make_worl
     assert [(outcome.attempt, outcome.reason) for outcome in outcomes] == [(5, "Done"), (5, "Done")]
     assert (first.marks("ran"), second.marks("ran")) == ([0], [1])
     assert "a later attempt than 4 begins" in second.log.read_text()
+    assert (second.state / "pid").read_text() == f"{waiting}", "the rank that was started ahead"
+    assert (first.state / "pid").read_text() != f"{killed}"
 
 
 def test_a_launcher_that_waits_for_peers_of_an_earlier_attempt_goes_on_to_the_later_one(make_world):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grpo_spec.reports import LOGS_FOLDER, Outcome
 from grpo_workload.launcher.place import Place
-from grpo_workload.launcher.rank_processes import end_of
+from grpo_workload.launcher.rank_exits import end_of
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,9 @@ from grpo_spec.reports import ExitCode, Outcome
 from grpo_workload.launcher.kept_logs import keep_logs
 from grpo_workload.launcher.peers import LostPeer, Peers, Timing, peers_of
 from grpo_workload.launcher.place import Place
-from grpo_workload.launcher.rank_processes import SETTLE_SECONDS, RankExit, Ranks, log_dir_of, result_of
+from grpo_workload.launcher.rank_exits import RankExit, result_of
+from grpo_workload.launcher.rank_processes import SETTLE_SECONDS, Ranks, log_dir_of
+from grpo_workload.launcher.start_ranks import RankStarter
 from grpo_workload.launcher.status_server import Status, serving
 from grpo_workload.pod.device_check import check_devices
 from grpo_workload.pod.engines import running_engines
@@ -36,17 +38,17 @@ logger = logging.getLogger(__name__)
 RANK = (sys.executable, "-m", "grpo_workload.rank")
 
 
-async def launch(place: Place, command: Sequence[str] = RANK, timing: Timing = Timing()) -> Outcome | None:
-    """Run this pod's part of the attempt, with `command` as each of its ranks, or hold if it has run before.
+async def launch(place: Place, starter: RankStarter, timing: Timing) -> Outcome | None:
+    """Run this pod's part of the attempt, with ranks of `starter`, or hold if it has run before.
 
     Returns None if a later attempt begins in this pod.
     """
     status = Status(place)
     has_run_before = AttemptRecord(place).has_begun
-    async with serving(status), peers_of(place, timing) as peers:
+    async with serving(status), peers_of(place, timing) as peers, starter.ahead(place):
         outcome = await run_once(
             place,
-            lambda stop: _run(status, peers, command, stop),
+            lambda stop: _run(status, peers, starter, stop),
             on_outcome=lambda ended: status.end(ended, is_final=True),
         )
         if outcome is not None and not has_run_before:
@@ -54,7 +56,7 @@ async def launch(place: Place, command: Sequence[str] = RANK, timing: Timing = T
     return outcome
 
 
-async def _run(status: Status, peers: Peers, command: Sequence[str], stop: asyncio.Event) -> Outcome:
+async def _run(status: Status, peers: Peers, starter: RankStarter, stop: asyncio.Event) -> Outcome:
     place = status.place
     write_configs(place)
     forget_progress(place.state_dir)
@@ -77,7 +79,7 @@ async def _run(status: Status, peers: Peers, command: Sequence[str], stop: async
         check_versions(place.contract)
         await check_devices(place.contract, place.pod)
         async with running_engines(place.contract, place.engines) as engine_exit:
-            outcome = await _run_ranks(status, peers, command, stopped, engine_exit)
+            outcome = await _run_ranks(status, peers, starter, stopped, engine_exit)
         await keep_logs(place, log_dir_of(place), outcome)
         return outcome
     except ConfigError as error:
@@ -87,14 +89,14 @@ async def _run(status: Status, peers: Peers, command: Sequence[str], stop: async
 async def _run_ranks(
     status: Status,
     peers: Peers,
-    command: Sequence[str],
+    starter: RankStarter,
     stopped: asyncio.Task[Literal[True]],
     engine_exit: asyncio.Task[str],
 ) -> Outcome:
     place = status.place
     for rank in place.ranks:
         write_phase(place.state_dir, rank, "Starting")
-    ranks = Ranks.start(place, command)
+    ranks = await starter.start(place)
     status.raised = ranks.raised
     status.enter("Loading" if place.is_master else "Running", ready=True)
     settled = asyncio.create_task(ranks.settle())
@@ -166,10 +168,12 @@ def main(command: Sequence[str] = RANK, timing: Timing = Timing()) -> int:
     runner = asyncio.Runner()
     # Each lookup of a name that does not resolve yet occupies a thread; by default there are few more than cores.
     runner.get_loop().set_default_executor(ThreadPoolExecutor(max_workers=64, thread_name_prefix="lookup"))
-    while (place := read_or_refuse(Place, os.environ)) is not None:
-        if (outcome := runner.run(launch(place, command, timing))) is not None:
-            return outcome.exit_code
-    return ExitCode.CONFIG_ERROR
+    starter = RankStarter(command, timing.ahead)
+    outcome = None
+    while outcome is None and (place := read_or_refuse(Place, os.environ)) is not None:
+        outcome = runner.run(launch(place, starter, timing))
+    runner.run(starter.close())
+    return ExitCode.CONFIG_ERROR if outcome is None else outcome.exit_code
 
 
 def exit_now(code: int) -> NoReturn:

@@ -41,6 +41,9 @@ def prepare(device: Device, environ: MutableMapping[str, str], *, is_engine_spli
         environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
 
 
+ENV_WAITS = "GRPO_RANK_WAITS"
+"""Set for a rank that loads its programs ahead, and waits until its launcher writes to its stdin when it began."""
+
 MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
 """A module of which DeepSpeed wants a class, to ask whether an optimizer is one, which it never is here. To import it
 loads torch's compiler, which takes a second.

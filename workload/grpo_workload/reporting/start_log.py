@@ -11,20 +11,26 @@ logger = logging.getLogger(__name__)
 
 
 class StartLog:
-    """Writes a line for each part. The first one begins with the process."""
+    """Writes a line for each part. The first one begins with the rank's part of the attempt."""
 
-    def __init__(self, rank: int) -> None:
-        self._is_shown, self._last = rank == 0, 0.0
+    def __init__(self, rank: int, since: float) -> None:
+        """`since`: seconds for which the process was there when the attempt began, 0 unless it was started ahead."""
+        self._is_shown, self._since, self._last = rank == 0, since, 0.0
 
     def done(self, part: str) -> None:
         """Say that a part is done, which began when the one before was."""
-        now = process_seconds()
+        now = process_seconds(machine_seconds()) - self._since
         if self._is_shown:
-            logger.info("start: %s took %.2f s; %.2f s since the process began", part, now - self._last, now)
+            logger.info("start: %s took %.2f s; %.2f s since the rank began", part, now - self._last, now)
         self._last = now
 
 
-def process_seconds() -> float:
-    """Return how long this process has been there, to a hundredth of a second."""
+def machine_seconds() -> float:
+    """Return the seconds since the start of the machine, which are the same in all its processes."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def process_seconds(at: float) -> float:
+    """Return how long this process had been there, to a hundredth of a second, `at` so many `machine_seconds`."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # from the start of the machine
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return at - ticks / os.sysconf("SC_CLK_TCK")

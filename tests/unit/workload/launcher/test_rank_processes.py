@@ -1,9 +1,11 @@
 """Asserts how the exits of a pod's ranks are summed up, and what error messages quote from ranks and their logs."""
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 
 from grpo_spec.reports import ExitCode
 from grpo_workload.launcher import rank_processes
-from grpo_workload.launcher.rank_processes import RankExit, Ranks, describe_error, result_of
+from grpo_workload.launcher.rank_exits import RankExit, describe_error, result_of
+from grpo_workload.launcher.rank_processes import Ranks, log_dir_of
+from grpo_workload.reporting.start_log import machine_seconds
 from support.trainer.places import place
 
 
@@ -58,6 +62,22 @@ def test_ranks_that_had_started_are_killed_where_another_cannot_start(
     with pytest.raises(BlockingIOError):
         Ranks.start(place(tmp_path, two), [sys.executable, "-c", "import time; time.sleep(600)"])
     assert started[0].wait(30) < 0
+
+
+def test_ranks_that_wait_begin_with_the_variables_that_they_have_and_with_no_others(tmp_path: Path) -> None:
+    says = "import os, sys; line = sys.stdin.readline(); print(line, os.environ['MASTER_PORT'])"
+    here = place(tmp_path, "job-a-0")
+    moved = replace(here, contract=here.contract.model_copy(update={"master_port": 1234}))
+    ranks = Ranks.start(here, [sys.executable, "-c", says], ahead=True)
+    assert not ranks.begin(moved)
+    assert ranks.begin(replace(here, contract=here.contract.model_copy(update={"attempt": 9})))
+    exits = asyncio.run(ranks.settle())
+    asyncio.run(ranks.stop(grace=0))
+    assert [one.code for one in exits] == [0] * len(here.ranks)
+    assert not ranks.begin(here), "they have ended"
+    began, port = (log_dir_of(here) / f"rank-{here.ranks[0]}.stdout.log").read_text().split()
+    assert 0 < machine_seconds() - float(began) < 600
+    assert int(port) == here.contract.master_port
 
 
 def test_the_message_names_rank_exit_code_or_signal_and_error() -> None:

@@ -12,7 +12,7 @@ from trl.rewards import get_soft_overlong_punishment
 
 from grpo_spec.errors import ConfigError
 from grpo_workload.algorithm.samples import Episode, Fork
-from grpo_workload.launcher.rank_processes import describe_error
+from grpo_workload.launcher.rank_exits import describe_error
 from grpo_workload.rewards import scoring
 from grpo_workload.rewards.math_answers import Accuracy
 from grpo_workload.rewards.scorer import Function, RewardError

@@ -1,0 +1,54 @@
+"""Asserts what a rank does that is started ahead of its attempt: it loads its programs, and then does as it is told."""
+
+import json
+import os
+import sys
+from io import StringIO
+
+import pytest
+
+from grpo_spec.contract import ENV_CONTRACT, ENV_STATE_DIR
+from grpo_spec.reports import ExitCode
+from grpo_workload import rank
+from grpo_workload.ranks.environment import ENV_WAITS
+from grpo_workload.reporting.progress_files import read_phase
+from grpo_workload.reporting.start_log import machine_seconds
+from grpo_workload.training import train
+from support.trainer.places import contract_json
+
+
+@pytest.fixture
+def began(tmp_path, monkeypatch):
+    """Attempt and `since` of each call of `run_rank`; the rank waits, and has the contract of attempt 0."""
+    calls = []
+    monkeypatch.setattr(train, "run_rank", lambda contract, *, since, **_: calls.append((contract.attempt, since)) or 0)
+    ours = {ENV_CONTRACT: str(tmp_path / "contract"), ENV_STATE_DIR: str(tmp_path), "RANK": "0", ENV_WAITS: "1"}
+    monkeypatch.setattr(os, "environ", {**os.environ, **ours})
+    write_contract(tmp_path, 0)
+    return calls
+
+
+def write_contract(folder, attempt):
+    (folder / "contract").write_text(json.dumps(contract_json({}, attempt=attempt)))
+
+
+def test_it_reads_the_contract_when_it_is_told_to_begin(began, tmp_path, monkeypatch):
+    def says():
+        assert read_phase(tmp_path, 0) is None, "what the attempt before has left there is not this rank's"
+        write_contract(tmp_path, 7)
+        return f"{machine_seconds()}\n"
+
+    monkeypatch.setattr(sys, "stdin", StringIO())
+    monkeypatch.setattr(sys.stdin, "readline", says)
+    assert rank.main() == 0
+    ((attempt, since),) = began
+    assert attempt == 7
+    assert since > 0.5, "of the time of this process, what was before it began is left out"
+    assert read_phase(tmp_path, 0)[0] == "Loading"
+
+
+def test_it_ends_with_its_launcher(began, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", StringIO())
+    assert rank.main() == ExitCode.STOPPED
+    assert not began
+    assert read_phase(tmp_path, 0) is None
