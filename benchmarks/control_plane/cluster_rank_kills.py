@@ -1,8 +1,9 @@
 """Seconds from SIGKILL of a rank to its next optimizer step on the devcluster, with both restart strategies.
 
     python -m benchmarks.control_plane.cluster_rank_kills --kills 5 --output cluster_rank_kills.jsonl
+    python -m benchmarks.control_plane.cluster_rank_kills --kills 1 --strategy InPlace --backoff 10 --output ahead.jsonl
 
-The job of `training/rank_kills.py` with a tiny model: one trainer pod, one engine pod, real kubelets, no back-off. The
+The job of `training/rank_kills.py` with a tiny model: one trainer pod, one engine pod, real kubelets. The
 operator and the workload are those of this checkout. `seen` is when the job's status says that the attempt has failed;
 the other parts are those of rank_kills.py, and `restart` is the operator's, Kubernetes' and the launcher's share.
 Appends a line for each kill, and one for each job's start.
@@ -45,8 +46,9 @@ REWARD = "def vary(completion_ids, **_):\n    return [sum(ids) % 97 / 97 for ids
 @click.command(help=__doc__)
 @click.option("--kills", default=5, show_default=True, help="Of each strategy.")
 @click.option("--strategy", "strategies", type=click.Choice(STRATEGIES), multiple=True, default=STRATEGIES)
+@click.option("--backoff", default=0, show_default=True, help="Seconds of failurePolicy.backoffSeconds.")
 @click.option("--output", type=click.Path(path_type=Path), required=True)
-def main(kills: int, strategies: tuple[str, ...], output: Path) -> None:
+def main(kills: int, strategies: tuple[str, ...], backoff: int, output: Path) -> None:
     cluster = Cluster()
     was_running = cluster.running()
     cluster.up("a=2,b=1")
@@ -57,9 +59,9 @@ def main(kills: int, strategies: tuple[str, ...], output: Path) -> None:
         for strategy in strategies:
             lines = []
             with _job(cluster) as job:
-                for line in measure(job, strategy, kills):
+                for line in measure(job, strategy, kills, backoff):
                     described = {"strategy": strategy, "commit": commit(), "cpus": os.cpu_count()}
-                    append(output, described | line | about(MODULE, kills=kills))
+                    append(output, described | line | about(MODULE, kills=kills, backoff=backoff))
                     lines.append(line)
                     click.echo(json.dumps(line))
             click.echo(f"{strategy}\n{as_table(lines)}")
@@ -81,10 +83,10 @@ def _job(cluster: Cluster) -> Iterator[JobOnCluster]:
         kubectl("wait", "pod", "--all", "-n", name, "--for=delete", "--timeout=240s")
 
 
-def measure(job: JobOnCluster, strategy: str, kills: int) -> Iterator[dict[str, Any]]:
+def measure(job: JobOnCluster, strategy: str, kills: int, backoff: int) -> Iterator[dict[str, Any]]:
     """Run a job, kill its rank, and yield a line for its start and for each recovery."""
     draw = random.Random(1)
-    data = job.apply(files={"bench_reward.py": REWARD}, **spec(strategy))
+    data = job.apply(files={"bench_reward.py": REWARD}, **spec(strategy, backoff))
     yield {"kill": 0, "seconds": _after(job, None, 0.0)}
     for kill in range(1, kills + 1):
         folder = data / job.namespace / "tiny" / job.get()["metadata"]["uid"] / "checkpoints"
@@ -139,7 +141,7 @@ def rank_of(uid: str) -> psutil.Process:
     raise LookupError(f"no rank runs in the pod with UID {uid}")
 
 
-def spec(strategy: str) -> dict[str, Any]:
+def spec(strategy: str, backoff: int) -> dict[str, Any]:
     """Return the fields of the job that are not those of `JobOnCluster`."""
     return {
         "device": {"type": "cpu"},
@@ -155,7 +157,7 @@ def spec(strategy: str) -> dict[str, Any]:
         "trainer": {"groups": [{"name": "t", "gpus": 1}]},
         "storage": {"claimName": "runs", "checkpointEverySteps": 4, "keep": 1},
         "podTemplate": {"env": [{"name": "PYTHONPATH", "value": f"/data:{ROOT}/spec:{ROOT}/workload"}]},
-        "failurePolicy": {"restartStrategy": strategy, "backoffSeconds": 0, "maxRestarts": 10_000},
+        "failurePolicy": {"restartStrategy": strategy, "backoffSeconds": backoff, "maxRestarts": 10_000},
     }
 
 
