@@ -54,7 +54,7 @@ def test_engines_die_return_and_leave_and_the_trainer_never_restarts(survivor):
     survivor.kill("tiny-gen-1", "vllm.entrypoints")
     wait_until(lambda: sampled_by(1), "steps without it", 60, interval=0.2)
     wait_until(lambda: sampled_by(2), "steps with the engine's next pod, which joins as any new one", 480)
-    survivor.recoveries["an engine killed"] = time.monotonic() - began
+    survivor.recoveries.append(("an engine killed", time.monotonic() - began))
     assert job.get_pod("tiny-gen-1")["metadata"]["uid"] != dead
     status = survivor.status()
     assert (status["attempt"], status["restarts"]["total"], "lastFailure" in status) == (0, 0, False)
