@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from grpo_spec.contract import (
     CONTRACT_PATH,
@@ -33,21 +34,31 @@ def main() -> ExitCode:
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s rank {os.environ['RANK']} %(levelname)s %(name)s: %(message)s"
     )
-    contract, waits, since = _read_contract(), os.environ.pop(environment.ENV_WAITS, None), 0.0
+    contract, begins, since = _read_contract(), _take_stdin(), 0.0
     environment.prepare(contract.device, os.environ, is_engine_split=contract.config.generation.is_split_over_ranks)
     data_dir, state_dir = Path(os.environ.get(ENV_DATA_DIR, DATA_DIR)), Path(os.environ.get(ENV_STATE_DIR, STATE_DIR))
-    if not waits:
+    if begins is None:
         write_phase(state_dir, int(os.environ["RANK"]), "Loading")
 
     with kept_objects():
         from grpo_workload.training.train import run_rank
 
-    if waits:
-        if not (at := sys.stdin.readline()):  # the launcher has ended
+    if begins is not None:
+        if not (at := begins.readline()):  # the launcher has ended
             return ExitCode.STOPPED
         contract, since = _read_contract(), process_seconds(float(at))
         write_phase(state_dir, int(os.environ["RANK"]), "Loading")
     return run_rank(contract, data_dir=data_dir, state_dir=state_dir, since=since)
+
+
+def _take_stdin() -> TextIO | None:
+    """Return what the launcher writes to a rank that waits, out of reach of programs that imports start; else None."""
+    if os.environ.pop(environment.ENV_WAITS, None) is None:
+        return None
+    begins = os.fdopen(os.dup(sys.stdin.fileno()))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    return begins
 
 
 def _read_contract() -> Contract:

@@ -97,7 +97,7 @@ class Survivor:
     def completes(self) -> None:
         """Let the steps be fast and wait for the end: every step was made once and in order, and no pod is left."""
         job = self.job
-        (self.data / "slow").unlink()
+        (self.data / "slow").unlink(missing_ok=True)
         status = job.wait_for("Complete", 600)
         steps = list(range(job.get()["spec"]["training"]["maxSteps"]))
         assert status["progress"]["step"] == len(steps)

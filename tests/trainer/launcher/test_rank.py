@@ -1,15 +1,17 @@
 """Asserts what a rank does that is started ahead of its attempt: it loads its programs, and then does as it is told."""
 
+import gc
 import json
 import os
+import subprocess
 import sys
-from io import StringIO
 
 import pytest
 
 from grpo_spec.contract import ENV_CONTRACT, ENV_STATE_DIR
 from grpo_spec.reports import ExitCode
 from grpo_workload import rank
+from grpo_workload.ranks import environment
 from grpo_workload.ranks.environment import ENV_WAITS
 from grpo_workload.reporting.progress_files import read_phase
 from grpo_workload.reporting.start_log import machine_seconds
@@ -22,24 +24,37 @@ def began(tmp_path, monkeypatch):
     """Attempt and `since` of each call of `run_rank`; the rank waits, and has the contract of attempt 0."""
     calls = []
     monkeypatch.setattr(train, "run_rank", lambda contract, *, since, **_: calls.append((contract.attempt, since)) or 0)
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     ours = {ENV_CONTRACT: str(tmp_path / "contract"), ENV_STATE_DIR: str(tmp_path), "RANK": "0", ENV_WAITS: "1"}
     monkeypatch.setattr(os, "environ", {**os.environ, **ours})
     write_contract(tmp_path, 0)
-    return calls
+    yield calls
+    gc.unfreeze()
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """What the launcher writes to: the rank's stdin."""
+    read, write = os.pipe()
+    with os.fdopen(read) as stdin, os.fdopen(write, "w") as launcher:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield launcher
 
 
 def write_contract(folder, attempt):
     (folder / "contract").write_text(json.dumps(contract_json({}, attempt=attempt)))
 
 
-def test_it_reads_the_contract_when_it_is_told_to_begin(began, tmp_path, monkeypatch):
-    def says():
-        assert read_phase(tmp_path, 0) is None, "what the attempt before has left there is not this rank's"
+def test_it_reads_the_contract_when_it_is_told_to_begin(began, launcher, tmp_path, monkeypatch):
+    def load(device, environ, **_):
+        assert not subprocess.run(["cat"], stdin=sys.stdin, stdout=subprocess.PIPE, timeout=60, check=True).stdout, (
+            "a program of an import's"
+        )
         write_contract(tmp_path, 7)
-        return f"{machine_seconds()}\n"
+        launcher.write(f"{machine_seconds()}\n")
+        launcher.flush()
 
-    monkeypatch.setattr(sys, "stdin", StringIO())
-    monkeypatch.setattr(sys.stdin, "readline", says)
+    monkeypatch.setattr(environment, "prepare", load)
     assert rank.main() == 0
     ((attempt, since),) = began
     assert attempt == 7
@@ -47,8 +62,8 @@ def test_it_reads_the_contract_when_it_is_told_to_begin(began, tmp_path, monkeyp
     assert read_phase(tmp_path, 0)[0] == "Loading"
 
 
-def test_it_ends_with_its_launcher(began, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", StringIO())
+def test_it_ends_with_its_launcher(began, launcher, tmp_path):
+    launcher.close()
     assert rank.main() == ExitCode.STOPPED
     assert not began
     assert read_phase(tmp_path, 0) is None

@@ -169,11 +169,13 @@ def main(command: Sequence[str] = RANK, timing: Timing = Timing()) -> int:
     # Each lookup of a name that does not resolve yet occupies a thread; by default there are few more than cores.
     runner.get_loop().set_default_executor(ThreadPoolExecutor(max_workers=64, thread_name_prefix="lookup"))
     starter = RankStarter(command, timing.ahead)
-    outcome = None
-    while outcome is None and (place := read_or_refuse(Place, os.environ)) is not None:
-        outcome = runner.run(launch(place, starter, timing))
-    runner.run(starter.close())
-    return ExitCode.CONFIG_ERROR if outcome is None else outcome.exit_code
+    try:
+        while (place := read_or_refuse(Place, os.environ)) is not None:
+            if (outcome := runner.run(launch(place, starter, timing))) is not None:
+                return outcome.exit_code
+    finally:
+        runner.run(starter.close())
+    return ExitCode.CONFIG_ERROR
 
 
 def exit_now(code: int) -> NoReturn:

@@ -39,7 +39,8 @@ class Timing:
     watch: float = 2  # interval between questions to a peer while ranks run
     # A peer is lost after this time without an answer. Longer than the kubelet's first restart of a container takes.
     lost: float = 30
-    # A pod that still holds after this time is kept for another attempt: others are deleted when an attempt has failed.
+    # A pod that still holds after this time is probably kept for another attempt: others are deleted once it is known
+    # which pod has failed first.
     ahead: float = 2
     # A launcher that ended answers for this time. Several times `watch`, so that every peer sees how it ended.
     linger: float = 15

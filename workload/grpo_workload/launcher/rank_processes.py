@@ -75,6 +75,8 @@ class Ranks:
         if needed != self._variables or any(process.poll() is not None for process in self._popen.values()):
             return False
         self._place = place
+        for rank in place.ranks:
+            self._error_file(rank).unlink(missing_ok=True)
         for process in self._popen.values():
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin as begins:  # it has ended just now: its end counts

@@ -46,8 +46,8 @@ class RankStarter:
         await asyncio.sleep(self._delay)
         try:
             self._waiting = Ranks.start(place, self._command, ahead=True)
-        except OSError as error:
-            logger.warning("ranks load their programs once the next attempt has begun: %s", error)
+        except Exception:  # such as a limit on processes or threads: the attempt fails of it, if it is still there
+            logger.warning("ranks load their programs once the next attempt has begun", exc_info=True)
 
     async def start(self, place: Place) -> Ranks:
         """Return the ranks of an attempt, which have begun. Raises OSError if one cannot be started."""

@@ -70,7 +70,9 @@ def test_ranks_that_wait_begin_with_the_variables_that_they_have_and_with_no_oth
     moved = replace(here, contract=here.contract.model_copy(update={"master_port": 1234}))
     ranks = Ranks.start(here, [sys.executable, "-c", says], ahead=True)
     assert not ranks.begin(moved)
+    (log_dir_of(here) / f"rank-{here.ranks[0]}.error.json").write_text("of a rank of the attempt before")
     assert ranks.begin(replace(here, contract=here.contract.model_copy(update={"attempt": 9})))
+    assert ranks.raised() is None
     exits = asyncio.run(ranks.settle())
     asyncio.run(ranks.stop(grace=0))
     assert [one.code for one in exits] == [0] * len(here.ranks)
