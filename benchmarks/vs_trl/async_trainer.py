@@ -1,12 +1,14 @@
 """Tokens per second of TRL's AsyncGRPOTrainer, in rows of `benchmarks.generation.staleness`: server:LENGTHS:STALENESS.
 
     python -m benchmarks.vs_trl.async_trainer --row server:lognormal:4 --output out.jsonl
+    python -m benchmarks.vs_trl.async_trainer --row server:lognormal:4 --tasks 128 --output out.jsonl
     python -m benchmarks.generation.staleness --summary out.jsonl
 
 The same model, prompts, lengths, vLLM arguments and numbers of completions; a step trains on 64 completions in
 micro-batches of 16, about as many tokens as ours packs. The trainer has the first GPU, vLLM's server the second.
-TRL's `max_staleness` drops what is older, and decides how many requests it has in flight: 64 x STALENESS. TRL's
-attention takes a kernel from the hub; here it calls PyTorch's kernel for packed sequences, which ours uses too.
+TRL's `max_staleness` drops what is older, and decides how many requests it has in flight, 64 x STALENESS, unless
+`--tasks` does. TRL's attention takes a kernel from the hub; here it calls PyTorch's kernel for packed sequences, which
+ours uses too.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ SAMPLES = NUM_PROMPTS * NUM_GENERATIONS
 @click.command()
 @click.option("--row", "name", required=True, help="server:LENGTHS:STALENESS, with a staleness of 1 or more.")
 @click.option("--steps", default=6, show_default=True, help="Measured steps.")
+@click.option("--tasks", default=-1, show_default=True, help="TRL's max_inflight_tasks; -1: TRL decides.")
 @click.option("--size", default="1.5", show_default=True)
 @click.option("--device", type=click.Choice(list(ENGINES)), default="cuda", show_default=True)
 @click.option("--timeout", default=240, show_default=True, help="Longest time for the row, in seconds.")
@@ -48,7 +51,15 @@ SAMPLES = NUM_PROMPTS * NUM_GENERATIONS
 @click.option("--output", type=click.Path(path_type=Path), default=Path("async.jsonl"), show_default=True)
 @click.option("--port", type=int, hidden=True)
 def main(
-    name: str, steps: int, size: str, device: str, timeout: int, model: Path | None, output: Path, port: int | None
+    name: str,
+    steps: int,
+    tasks: int,
+    size: str,
+    device: str,
+    timeout: int,
+    model: Path | None,
+    output: Path,
+    port: int | None,
 ) -> None:
     """Run one row in a process of its own, next to its vLLM server."""
     row = Row.parse(name)
@@ -56,7 +67,7 @@ def main(
         raise click.UsageError(f"--row {name}: TRL has server:LENGTHS:STALENESS with a staleness of 1 or more")
     if port is not None:
         assert model is not None
-        sys.exit(train(row, model, port, steps, size, device, output))
+        sys.exit(train(row, model, port, steps, tasks, size, device, output))
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as scratch, ended_with():
         folder = Path(scratch)
         model = make_model(model or folder / "model", size, device, kind="qwen2", max_length=4096).resolve()
@@ -64,7 +75,18 @@ def main(
         imposed = Lengths(kind=row.lengths, scale=SCALES[device]).variables(folder / "plugin")
         async_server.serve(model, port, device, folder, imposed)
         command = [sys.executable, "-m", "benchmarks.vs_trl.async_trainer", "--row", name, "--steps", str(steps)]
-        command += ["--size", size, "--device", device, "--model", str(model), "--output", str(output.resolve())]
+        command += [
+            "--tasks",
+            str(tasks),
+            "--size",
+            size,
+            "--device",
+            device,
+            "--model",
+            str(model),
+            "--output",
+            str(output.resolve()),
+        ]
         log = folder / "trainer.log"
         with log.open("w") as file:
             job = subprocess.Popen(
@@ -155,7 +177,7 @@ def prepare(device: str) -> list[int]:
     return tokens
 
 
-def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, output: Path) -> int:
+def train(row: Row, model: Path, port: int, steps: int, tasks: int, size: str, device: str, output: Path) -> int:
     """Train in this process, and append the result."""
     import psutil
     import torch
@@ -184,7 +206,9 @@ def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, 
             "logs": history,
             "host": host(device),
         }
-        line |= about("benchmarks.vs_trl.async_trainer", row=row.name, steps=steps, size=size, device=device)
+        line |= about(
+            "benchmarks.vs_trl.async_trainer", row=row.name, steps=steps, tasks=tasks, size=size, device=device
+        )
         line["versions"] |= versions("trl")
         append(output, json.loads(json.dumps(line, default=str)))
         os._exit(0)  # its own end waits for what is in flight
@@ -206,7 +230,10 @@ def train(row: Row, model: Path, port: int, steps: int, size: str, device: str, 
 
     scale = SCALES[device]
     config = AsyncGRPOConfig(
-        **settings(model, port, device, staleness=row.staleness, longest=int(LONGEST * scale), steps=warmup + steps + 1)
+        **settings(
+            model, port, device, staleness=row.staleness, longest=int(LONGEST * scale), steps=warmup + steps + 1
+        ),
+        max_inflight_tasks=tasks,
     )
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
