@@ -3,9 +3,9 @@
     python -m benchmarks.control_plane.cluster_rank_kills --kills 5 --output cluster_rank_kills.jsonl
     python -m benchmarks.control_plane.cluster_rank_kills --kills 1 --strategy InPlace --backoff 10 --output ahead.jsonl
 
-The job of `training/rank_kills.py` with a tiny model: one trainer pod, one engine pod, real kubelets. The
-operator and the workload are those of this checkout. `seen` is when the job's status says that the attempt has failed;
-the other parts are those of rank_kills.py, and `restart` is the operator's, Kubernetes' and the launcher's share.
+The job of `training/rank_kills.py` with a tiny model: one trainer pod, one engine pod, real kubelets. The operator and
+the workload are those of this checkout. `seen` is when the job's status says that the attempt has failed; the other
+parts are those of rank_kills.py, and `restart` is the share of the back-off, the operator, Kubernetes and the launcher.
 Appends a line for each kill, and one for each job's start.
 """
 

@@ -26,7 +26,7 @@ from grpo_spec.schema import WITHOUT_RULES
 from grpo_workload.ranks import environment
 from grpo_workload.ranks.kept_objects import kept_objects
 from grpo_workload.reporting.progress_files import write_phase
-from grpo_workload.reporting.start_log import process_seconds
+from grpo_workload.reporting.start_log import process_start
 
 
 def main() -> ExitCode:
@@ -34,7 +34,7 @@ def main() -> ExitCode:
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s rank {os.environ['RANK']} %(levelname)s %(name)s: %(message)s"
     )
-    contract, begins, since = _read_contract(), _take_stdin(), 0.0
+    contract, begins, began = _read_contract(), _take_stdin(), process_start()
     environment.prepare(contract.device, os.environ, is_engine_split=contract.config.generation.is_split_over_ranks)
     data_dir, state_dir = Path(os.environ.get(ENV_DATA_DIR, DATA_DIR)), Path(os.environ.get(ENV_STATE_DIR, STATE_DIR))
     if begins is None:
@@ -46,9 +46,9 @@ def main() -> ExitCode:
     if begins is not None:
         if not (at := begins.readline()):  # the launcher has ended
             return ExitCode.STOPPED
-        contract, since = _read_contract(), process_seconds(float(at))
+        contract, began = _read_contract(), float(at)
         write_phase(state_dir, int(os.environ["RANK"]), "Loading")
-    return run_rank(contract, data_dir=data_dir, state_dir=state_dir, since=since)
+    return run_rank(contract, data_dir=data_dir, state_dir=state_dir, began=began)
 
 
 def _take_stdin() -> TextIO | None:

@@ -14,16 +14,16 @@ from grpo_workload import rank
 from grpo_workload.ranks import environment
 from grpo_workload.ranks.environment import ENV_WAITS
 from grpo_workload.reporting.progress_files import read_phase
-from grpo_workload.reporting.start_log import machine_seconds
+from grpo_workload.reporting.start_log import machine_seconds, process_start
 from grpo_workload.training import train
 from support.trainer.places import contract_json
 
 
 @pytest.fixture
 def began(tmp_path, monkeypatch):
-    """Attempt and `since` of each call of `run_rank`; the rank waits, and has the contract of attempt 0."""
+    """Attempt and `began` of each call of `run_rank`; the rank waits, and has the contract of attempt 0."""
     calls = []
-    monkeypatch.setattr(train, "run_rank", lambda contract, *, since, **_: calls.append((contract.attempt, since)) or 0)
+    monkeypatch.setattr(train, "run_rank", lambda contract, *, began, **_: calls.append((contract.attempt, began)) or 0)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     ours = {ENV_CONTRACT: str(tmp_path / "contract"), ENV_STATE_DIR: str(tmp_path), "RANK": "0", ENV_WAITS: "1"}
     monkeypatch.setattr(os, "environ", {**os.environ, **ours})
@@ -34,7 +34,7 @@ def began(tmp_path, monkeypatch):
 
 @pytest.fixture
 def launcher(monkeypatch):
-    """What the launcher writes to: the rank's stdin."""
+    """The rank's stdin, open for the launcher to write."""
     read, write = os.pipe()
     with os.fdopen(read) as stdin, os.fdopen(write, "w") as launcher:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -46,19 +46,21 @@ def write_contract(folder, attempt):
 
 
 def test_it_reads_the_contract_when_it_is_told_to_begin(began, launcher, tmp_path, monkeypatch):
+    told = machine_seconds()
+
     def load(device, environ, **_):
         assert not subprocess.run(["cat"], stdin=sys.stdin, stdout=subprocess.PIPE, timeout=60, check=True).stdout, (
             "a program of an import's"
         )
         write_contract(tmp_path, 7)
-        launcher.write(f"{machine_seconds()}\n")
+        launcher.write(f"{told}\n")
         launcher.flush()
 
     monkeypatch.setattr(environment, "prepare", load)
     assert rank.main() == 0
-    ((attempt, since),) = began
+    ((attempt, at),) = began
     assert attempt == 7
-    assert since > 0.5, "of the time of this process, what was before it began is left out"
+    assert process_start() + 0.5 < at == told, "of the time of this process, what was before it began is left out"
     assert read_phase(tmp_path, 0)[0] == "Loading"
 
 

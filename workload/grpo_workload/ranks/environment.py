@@ -10,6 +10,10 @@ from types import ModuleType
 
 from grpo_spec.contract import Device
 
+ENV_WAITS = "GRPO_RANK_WAITS"
+"""Set for a rank that is started ahead of its attempt: it loads its programs, and waits until its launcher writes to
+its stdin when the attempt began, in `machine_seconds`.
+"""
 HIDDEN = ("bitsandbytes", "mlflow")
 """Modules that every rank would import, in a second or two each, and few need: peft imports the first, DeepSpeed's
 autotuner the second.
@@ -40,9 +44,6 @@ def prepare(device: Device, environ: MutableMapping[str, str], *, is_engine_spli
         threads = len(os.sched_getaffinity(0)) // int(environ.get("LOCAL_WORLD_SIZE", "1"))
         environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
 
-
-ENV_WAITS = "GRPO_RANK_WAITS"
-"""Set for a rank that loads its programs ahead, and waits until its launcher writes to its stdin when it began."""
 
 MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
 """A module of which DeepSpeed wants a class, to ask whether an optimizer is one, which it never is here. To import it

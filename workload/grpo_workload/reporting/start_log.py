@@ -13,13 +13,13 @@ logger = logging.getLogger(__name__)
 class StartLog:
     """Writes a line for each part. The first one begins with the rank's part of the attempt."""
 
-    def __init__(self, rank: int, since: float) -> None:
-        """`since`: seconds for which the process was there when the attempt began, 0 unless it was started ahead."""
-        self._is_shown, self._since, self._last = rank == 0, since, 0.0
+    def __init__(self, rank: int, began: float) -> None:
+        """`began`: when the first part began, in `machine_seconds`."""
+        self._is_shown, self._began, self._last = rank == 0, began, 0.0
 
     def done(self, part: str) -> None:
         """Say that a part is done, which began when the one before was."""
-        now = process_seconds(machine_seconds()) - self._since
+        now = machine_seconds() - self._began
         if self._is_shown:
             logger.info("start: %s took %.2f s; %.2f s since the rank began", part, now - self._last, now)
         self._last = now
@@ -30,7 +30,7 @@ def machine_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def process_seconds(at: float) -> float:
-    """Return how long this process had been there, to a hundredth of a second, `at` so many `machine_seconds`."""
+def process_start() -> float:
+    """Return when this process was started, in `machine_seconds`, to a hundredth of a second."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # from the start of the machine
-    return at - ticks / os.sysconf("SC_CLK_TCK")
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -177,19 +177,19 @@ class StopFlag:
         self.is_set = True
 
 
-def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path, since: float = 0.0) -> ExitCode:
+def run_rank(contract: Contract, *, data_dir: Path, state_dir: Path, began: float) -> ExitCode:
     """Train as the contract says; returns the exit code.
 
     Args:
         contract: the job.
         data_dir: storage that all ranks share, with a folder per run.
         state_dir: the pod's own folder, which the launcher reads.
-        since: seconds for which this process was there when the attempt began.
+        began: when this rank's part of the attempt began, in `machine_seconds`.
     """
     stop = StopFlag()
     errors = get_error_handler()
     errors.initialize()
-    log = StartLog(int(os.environ["RANK"]), since)
+    log = StartLog(int(os.environ["RANK"]), began)
     log.done("programs")
     try:
         with asyncio.Runner() as event_loop:
